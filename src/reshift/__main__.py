@@ -1,0 +1,5 @@
+"""``python -m reshift``."""
+
+from reshift.cli import main
+
+main()

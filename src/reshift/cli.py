@@ -1,0 +1,199 @@
+"""The command line. Imports what a command needs when it runs, so that ``reshift --help`` imports no torch."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reshift import __version__
+from reshift.errors import UserError
+
+app = typer.Typer(
+    name="reshift",
+    help="Detect and localise disease in medical images after seeing healthy images only.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+FAILED_CASES = 3
+
+Data = Annotated[Path, typer.Option("--data", help="folder of normal images, manifest.csv, or MedIAnomaly data.json")]
+Out = Annotated[Path, typer.Option("--out", help="output folder, created if needed")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, …")]
+AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, e.g. RUN/bundle")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
+) -> None:
+    if debug:
+        os.environ["RESHIFT_DEBUG"] = "1"
+    if version:
+        typer.echo(f"reshift {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Out = Path("runs/demo"),
+    kind: Annotated[str, typer.Option(help="brain, ultrasound or chest")] = "brain",
+    seed: int = 0,
+) -> None:
+    """Phantom data → train → calibrate → score → evaluate → report, in minutes on two CPU cores."""
+    from reshift.demo import demo as run
+
+    _print_metrics(run(out, kind, seed))
+    typer.echo(f"report: {out / 'report.html'}")
+
+
+@app.command()
+def train(
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="run folder, created if needed")],
+    method: Annotated[str | None, typer.Option(help="see 'reshift methods'; default dmd")] = None,
+    profile: Annotated[str, typer.Option(help="paper: the authors' settings; quick: minutes on two CPU cores")] = "paper",
+    config: Annotated[Path | None, typer.Option(help="TOML file")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="e.g. train.lr=1e-4; repeatable")] = None,
+    seed: Annotated[int | None, typer.Option(help="default 0")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue what was stopped in --out")] = False,
+) -> None:
+    """Learn from normal images, calibrate on held-out ones, and leave RUN/bundle and RUN/log.jsonl."""
+    from reshift.config import assignment, read_toml
+    from reshift.pipeline import resolve, train_run
+
+    layers: list[dict[str, Any]] = [read_toml(config)] if config else []
+    layers += [assignment(text) for text in set_ or ()]
+    layers += [{"seed": seed}] if seed is not None else []
+    layers += [{"train": {"device": device}}] if device else []
+    bundle = train_run(resolve(method, profile, layers), data, out, resume=resume)
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"bundle: {bundle}")
+
+
+@app.command()
+def calibrate(bundle: BundlePath, data: Data, device: Device = "auto") -> None:
+    """Set the thresholds and the p-value table anew from other normal images, without training."""
+    from reshift.pipeline import calibrate_bundle
+
+    calibration = calibrate_bundle(bundle, data, device)
+    chosen = calibration.reference
+    typer.echo(
+        f"image threshold {chosen.image_threshold:.6g}, pixel threshold {chosen.pixel_threshold:.6g}, {chosen.images} normals"
+    )
+    _warn(calibration.warnings())
+
+
+@app.command()
+def score(
+    bundle: BundlePath,
+    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="images, folders, manifests")],
+    out: Annotated[Path, typer.Option("--out", help="output folder; a re-run continues there")],
+    device: Device = "auto",
+) -> None:
+    """Score images: scores.jsonl, maps/ on each image's own pixels, overlays/. A bad case is recorded and the rest goes on."""
+    from reshift.predict import load_model
+    from reshift.score import score as run
+
+    model = load_model(bundle, device)
+    if model.bundle.calibration is None:
+        _warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
+    else:
+        _warn(model.bundle.calibration.warnings())
+    cases, failures = run(model, inputs, out)
+    typer.echo(f"{cases} cases, {failures} failed: {out / 'scores.jsonl'}")
+    if failures:
+        raise typer.Exit(FAILED_CASES)
+
+
+@app.command()
+def evaluate(bundle: BundlePath, data: Data, out: Out, device: Device = "auto") -> None:
+    """Run the test split of a manifest: metrics.json and report.html."""
+    from reshift.data.manifest import load_cases
+    from reshift.evaluate import evaluate as run
+    from reshift.predict import load_model
+
+    tests = [case for case in load_cases(data) if case.split == "test"]
+    if not tests:
+        raise UserError(f"{data}: has no test images; evaluating needs a manifest with labelled rows in split 'test'")
+    name = (data if data.is_dir() else data.parent).resolve().name
+    metrics, errors = run(load_model(bundle, device), tests, out, name)
+    _print_metrics(metrics)
+    typer.echo(f"report: {out / 'report.html'}")
+    _warn(errors)
+    if errors:
+        raise typer.Exit(FAILED_CASES)
+
+
+@app.command()
+def info(bundle: BundlePath, as_json: AsJson = False) -> None:
+    """Say what a bundle is: method, training data, thresholds, settings."""
+    from reshift.bundle import load_bundle
+
+    found = load_bundle(bundle)
+    known: dict[str, Any] = {
+        "method": found.config.method, "seed": found.config.seed, **found.facts, "model_sha256": found.fingerprint,
+        "parameters": sum(p.numel() for p in found.detector.parameters()),
+    }  # fmt: skip
+    if found.calibration is not None:
+        chosen = found.calibration.reference
+        known |= {"calibrated_on": f"{chosen.images} normals ({found.calibration.default})"}
+        known |= {"image_threshold": chosen.image_threshold, "pixel_threshold": chosen.pixel_threshold}
+        known |= {"warnings": found.calibration.warnings()}
+    if as_json:
+        typer.echo(json.dumps({**known, "config": found.config.model_dump(mode="json")}, indent=1))
+        return
+    for key, value in known.items():
+        typer.echo(f"{key:16} {value}")
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods."""
+    from reshift.methods import METHODS
+
+    if as_json:
+        typer.echo(json.dumps({name: entry.summary for name, entry in METHODS.items()}, indent=1))
+        return
+    for name, entry in METHODS.items():
+        typer.echo(f"{name:12} {entry.summary}")
+
+
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    for level, names in (("image", ("auc", "ap", "f1", "fpr", "tpr")), ("pixel", ("ap", "dice", "dice_max"))):
+        values = (f"{name} {metrics[level][name]:.3f}" if metrics[level][name] is not None else f"{name} –" for name in names)
+        typer.echo(f"{level}: {', '.join(values)}")
+
+
+def _warn(lines: list[str]) -> None:
+    for line in lines:
+        typer.echo(f"warning: {line}", err=True)
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point: what a user can cause is one line and exit 2; Ctrl-C is one line and exit 130."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except (UserError, OSError) as err:
+        if os.environ.get("RESHIFT_DEBUG"):
+            raise
+        where = f"{err.filename}: " if isinstance(err, OSError) and err.filename else ""
+        text = f"{where}{err.strerror}" if isinstance(err, OSError) else str(err)
+        print(f"reshift: {text}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("reshift: stopped; finished work is kept, the same command (train: with --resume) continues", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,0 +1,129 @@
+"""Settings: frozen pydantic models ↔ TOML. Layers, later wins: defaults, profile, ``--config`` file, ``--set``, flags."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from reshift.errors import UserError
+
+
+class Frozen(BaseModel):
+    """Base of every settings table: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(Frozen):
+    """How files become network input."""
+
+    size: int = Field(128, ge=32, le=1024, description="side of the square the network sees, in pixels")
+    channels: Literal[1, 3] = Field(1, description="1: everything becomes grey; 3: grey is repeated")
+    scale: Literal["auto", "bits", "percentile"] = Field("auto", description="how grey values become [-1, 1]")
+    holdout: float = Field(0.2, ge=0.0, lt=1.0, description="share of training subjects kept out for calibration")
+    subject: str | None = Field(None, description="for plain folders: regex on the file name; its first group is the subject")
+    memory_gb: float = Field(4.0, gt=0.0, description="keep prepared images in memory up to this size, stream beyond")
+
+
+class TrainConfig(Frozen):
+    """The loop; what a method's own recipe overrides is said in its file."""
+
+    batch: int = Field(22, ge=1, description="global batch, divided among processes")
+    lr: float = Field(2e-4, gt=0.0, description="AdamW learning rate")
+    weight_decay: float = Field(0.01, ge=0.0)
+    clip: float = Field(1.0, ge=0.0, description="gradient-norm limit; 0 switches it off")
+    amp: Literal["auto", "bf16", "off"] = Field("auto", description="auto: bf16 on CUDA, float32 on the CPU")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
+    log_every: int = Field(20, ge=1, description="steps between log lines")
+    checkpoint_seconds: float = Field(60.0, ge=0.0, description="seconds between checkpoints; a finished stage always writes one")
+    tensorboard: bool = Field(False, description="also log to RUN/tensorboard (extra: log)")
+
+
+class CalibrateConfig(Frozen):
+    """Thresholds from normals only."""
+
+    reference: Literal["held-out", "training"] = Field("held-out", description="training is the paper's rule; it is optimistic")
+    image_quantile: float = Field(0.95, gt=0.0, lt=1.0)
+    pixel_quantile: float = Field(0.995, gt=0.0, lt=1.0)
+    training_sample: int = Field(1000, ge=1, description="training images scored for the paper's rule, at most")
+
+
+class Config(Frozen):
+    """Everything that decides a run; stored whole in the bundle. ``model`` is validated by the method's own settings class."""
+
+    method: str = "dmd"
+    seed: int = Field(0, ge=0)
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    calibrate: CalibrateConfig = CalibrateConfig()
+    model: dict[str, Any] = {}
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(cls: type[Model], values: Mapping[str, Any], where: str = "") -> Model:
+    """Validate ``values``; the first mistake becomes one line with the nearest right name."""
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as err:
+        first = err.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        name = ".".join([where, *path] if where else path)
+        if first["type"] == "extra_forbidden":
+            raise UserError(f"unknown setting '{name}'{_nearest(cls, path, where)}") from None
+        raise UserError(f"setting '{name}' = {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' (did you mean …?)', or all the names when none is near."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+
+
+def _nearest(cls: type[BaseModel], path: list[str], where: str) -> str:
+    table: Any = cls
+    for part in path[:-1]:
+        table = table.model_fields[part].annotation
+        table = next((t for t in get_args(table) if isinstance(t, type)), table)
+    names = table.model_fields if isinstance(table, type) and issubclass(table, BaseModel) else {}
+    prefix = ".".join([where, *path[:-1]] if where else path[:-1])
+    return nearest(f"{prefix}.{path[-1]}" if prefix else path[-1], [f"{prefix}.{n}" if prefix else n for n in names])
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a config file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such config file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise UserError(f"{path}: not valid TOML ({err})") from None
+
+
+def assignment(text: str) -> dict[str, Any]:
+    """``train.lr=1e-4`` → ``{"train": {"lr": 1e-4}}``. The value is TOML; what is not TOML is taken as a string."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {text}: write it as key=value, e.g. --set train.lr=1e-4")
+    try:
+        value = tomllib.loads(f"v = {raw.strip()}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested tables; later layers win."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+            out[key] = merge(out[key], value) if both else value
+    return out

@@ -1,0 +1,35 @@
+"""Vector quantisation: nearest code (Eq. 2), straight-through estimator (Eq. 3), and how the codes are used."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def nearest_code(z_e: Tensor, codebook: Tensor) -> Tensor:
+    """Eq. 2, left: :math:`k^*_{ij} = \\arg\\min_k \\|z_e[i,j] - e_k\\|^2`. ``(B, d_z, h, w)``, ``(K, d_z)`` → ``(B, h, w)``."""
+    z = z_e.permute(0, 2, 3, 1)  # (B, h, w, d_z)
+    # ‖z‖² is the same for every k, so it cannot change the argmin; leaving it out halves the work.
+    distance = codebook.square().sum(1) - 2.0 * (z @ codebook.t())  # (B, h, w, K)
+    return distance.argmin(-1)
+
+
+def lookup(k: Tensor, codebook: Tensor) -> Tensor:
+    """Eq. 2, right: :math:`z_q[i,j] = e_{k^*_{ij}}`. ``(B, h, w)`` → ``(B, d_z, h, w)``; differentiable in the codebook."""
+    return F.embedding(k, codebook).permute(0, 3, 1, 2)
+
+
+def straight_through(z_e: Tensor, z_q: Tensor) -> Tensor:
+    """Eq. 3: :math:`z_q^{st} = z_e + \\mathrm{sg}[z_q - z_e]`; the value of z_q, the gradient of z_e."""
+    return z_e + (z_q - z_e).detach()
+
+
+def code_counts(k: Tensor, K: int) -> Tensor:
+    """How often each of the K codes was chosen."""
+    return torch.bincount(k.reshape(-1), minlength=K)
+
+
+def usage_and_perplexity(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the share of codes in use and exp(entropy): K when all codes are used alike, 1 when one code does all the work."""
+    p = counts / counts.sum().clamp(min=1)
+    entropy = -(p * p.clamp(min=1e-12).log()).sum()
+    return (counts > 0).float().mean(), entropy.exp()

@@ -1,0 +1,68 @@
+"""Prepared images by index: in memory (on the GPU if there is one) while they fit, read ahead from disk beyond that."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from os import cpu_count
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reshift.config import DataConfig
+from reshift.data.manifest import Case
+from reshift.data.prepare import prepare
+from reshift.data.read import read_image
+
+CHUNK = 64  # images per batch when walking over all of them
+
+
+class Source:
+    """``len``, ``batch(indices)`` and ``batches()``; a batch is ``(B, C, size, size)`` on ``device``."""
+
+    def __init__(self, cases: Sequence[Case], config: DataConfig, device: torch.device) -> None:
+        self.cases, self.config, self.device = list(cases), config, device
+        self.pool = ThreadPoolExecutor(min(16, cpu_count() or 1))  # decoding and resizing release the GIL
+        self.reader = ThreadPoolExecutor(1)  # waits for the pool, so it cannot be of the pool
+        needed = len(cases) * config.channels * config.size**2 * 4
+        self.resident = needed <= config.memory_gb * 2**30
+        self.images = self._load(range(len(self.cases))).to(device) if self.resident else None
+        self.ahead: dict[tuple[int, ...], Future[Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def batch(self, indices: Sequence[int], following: Sequence[int] = ()) -> Tensor:
+        """Return the images at ``indices``; when streaming, start reading ``following`` at once."""
+        if self.images is not None:
+            return self.images[torch.as_tensor(indices, device=self.device)]
+        waiting = self.ahead.pop(tuple(indices), None)
+        if following:
+            self.ahead = {tuple(following): self.reader.submit(self._load, following)}
+        return (waiting.result() if waiting else self._load(indices)).to(self.device)
+
+    def batches(self) -> Iterator[Tensor]:
+        """All images once, in order."""
+        for start in range(0, len(self), CHUNK):
+            yield self.batch(range(start, min(start + CHUNK, len(self))))
+
+    def _load(self, indices: Sequence[int]) -> Tensor:
+        pixels = self.pool.map(lambda i: prepare(read_image(self.cases[i].image), self.config).pixels, indices)
+        return torch.from_numpy(np.stack(list(pixels)))
+
+
+Item = TypeVar("Item")
+Loaded = TypeVar("Loaded")
+
+
+def ahead(load: Callable[[Item], Loaded], items: Iterable[Item], depth: int = 32) -> Iterator[tuple[Item, Future[Loaded]]]:
+    """Yield every item with its loading under way, ``depth`` of them at a time; a failure waits in its own future."""
+    waiting: deque[tuple[Item, Future[Loaded]]] = deque()
+    with ThreadPoolExecutor(min(16, cpu_count() or 1)) as pool:
+        for item in items:
+            waiting.append((item, pool.submit(load, item)))
+            if len(waiting) >= depth:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()

@@ -1,0 +1,258 @@
+"""DMD, literally: Algorithm 1 (two-stage training), Algorithm 2 (dual-level inference), and the five ablations as flags.
+
+Paper: "Reconstruction-Shift Discrimination via Mask-Guided Latent Diffusion for Medical Anomaly Detection". Every choice the
+paper leaves open is listed, with its reason, in docs/equations.md.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from reshift.config import Frozen
+from reshift.core.anomaly import overlap_average, residual_map, upsample_mask
+from reshift.core.diffusion import clean_estimate, masked_forward
+from reshift.core.losses import classification_loss, diffusion_loss, stage2_loss, vq_loss
+from reshift.core.masks import grid_masks, square_mask, square_side, square_start
+from reshift.core.quantize import code_counts, usage_and_perplexity
+from reshift.core.schedule import at, linear_alpha_bar
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.nets.classifier import Classifier
+from reshift.nets.unet import UNet
+from reshift.nets.vqvae import VQVAE, Quantized
+
+
+class DMDSettings(Frozen):
+    """The paper's hyper-parameters are the defaults; what it does not state is marked."""
+
+    stage1_epochs: int = Field(250, ge=0)
+    stage2_epochs: int = Field(300, ge=0)
+    widths: tuple[int, ...] = (32, 64, 128)
+    d_z: int = Field(64, ge=1)
+    codes: int = Field(256, ge=2)
+    beta_c: float = Field(0.25, ge=0.0)  # not stated; the value of the VQ-VAE paper
+    unet_widths: tuple[int, ...] = (128, 192, 256)  # not stated
+    unet_blocks: int = Field(1, ge=1)  # not stated
+    classifier_widths: tuple[int, ...] = (32, 64, 128)
+    classifier_hidden: int = Field(128, ge=1)  # not stated
+    timesteps: int = Field(1000, ge=1)
+    rho_min: float = Field(0.02, gt=0.0, le=1.0)  # not stated; sides 2…8 of 16, around ℓ_M = 4
+    rho_max: float = Field(0.25, gt=0.0, le=1.0)
+    lambda_cls: float = Field(0.1, ge=0.0)
+    mask_side: int = Field(4, ge=1)  # ℓ_M: 32×32 = 1024 pixels, inside the paper's best range of 900–1200
+    mask_stride: int = Field(2, ge=1)  # s_M
+    t_star: int = Field(500, ge=1)
+    delta: float = Field(1e-6, gt=0.0)
+    inference_seed: int = Field(0, ge=0)
+    inference_rows: int = Field(1024, ge=1)  # restorations per pass; bounds memory, not the result
+    latent_scale: Literal["unit", "none"] = "unit"  # unit: diffuse latents of unit variance; none: the paper's letter
+    restart_after: int = Field(0, ge=0)  # re-seed a code unused for this many steps; 0 = never, as the paper says nothing
+    # The five ablations of Table 4.
+    classifier: bool = True  # off: the mean of the map is the image score
+    feedback: bool = True  # off: L_cls does not reach the denoiser
+    pretraining: bool = True  # off: one joint stage
+    masking: bool = True  # off: the whole latent is noised, in training and at inference
+    diffusion: bool = True  # off: a masked autoencoder restores
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DMDSettings":
+        if self.rho_min > self.rho_max:
+            raise ValueError(f"rho_min {self.rho_min} exceeds rho_max {self.rho_max}")
+        if self.mask_stride > self.mask_side:
+            raise ValueError(f"mask_stride {self.mask_stride} exceeds mask_side {self.mask_side}: the grid would leave gaps")
+        if self.t_star > self.timesteps:
+            raise ValueError(f"t_star {self.t_star} exceeds timesteps {self.timesteps}")
+        return self
+
+
+class DMD(nn.Module):
+    """Vector-quantised autoencoder, masked latent denoiser, reconstruction-shift classifier."""
+
+    Settings: ClassVar[type[Frozen]] = DMDSettings
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "quick": {
+            "train": {"batch": 16, "lr": 1e-3},
+            "model": {"stage1_epochs": 30, "stage2_epochs": 20, "unet_widths": [48, 64, 96]},
+        },
+    }
+    alpha_bar: Tensor
+    scale: Tensor
+    idle: Tensor
+
+    def __init__(self, settings: DMDSettings, size: int, channels: int) -> None:
+        super().__init__()
+        s = self.settings = settings
+        factor = 2 ** len(s.widths)
+        deepest = factor * 2 ** (len(s.unet_widths) - 1)
+        if size % deepest:
+            raise ValueError(f"data.size {size} is not a multiple of {deepest}, which these widths need")
+        self.grid = size // factor
+        if s.mask_side > self.grid:
+            raise ValueError(
+                f"model.mask_side {s.mask_side} exceeds the {self.grid}×{self.grid} latent grid of {size}-pixel images"
+            )
+        self.vqvae = VQVAE(channels, s.widths, s.d_z, s.codes)
+        self.denoiser = UNet(s.d_z, s.unet_widths, s.unet_blocks) if s.diffusion else nn.Identity()
+        self.shift = Classifier(channels, s.classifier_widths, s.classifier_hidden) if s.classifier else nn.Identity()
+        self.register_buffer("alpha_bar", linear_alpha_bar(s.timesteps), persistent=False)
+        self.register_buffer("scale", torch.ones(()))  # multiplies z_q so that Eq. 5 starts from unit variance
+        self.register_buffer("idle", torch.zeros(s.codes))  # steps since each code was last chosen
+
+    # ---- Algorithm 1: training -------------------------------------------------------------------------------------
+
+    def stages(self) -> Sequence[Stage]:
+        """Stage I trains E_φ, D_η and C; Stage II trains ω and ψ only."""
+        s = self.settings
+        second = tuple(m for m in (self.denoiser, self.shift) if not isinstance(m, nn.Identity))
+        if not s.pretraining:
+            joint = Objective((self.vqvae, *second), self._joint, after=self._restart_dead_codes)
+            return (Stage("joint", s.stage2_epochs, (joint,)),)
+        first = Stage("autoencoder", s.stage1_epochs, (Objective((self.vqvae,), self._stage1, after=self._restart_dead_codes),))
+        if not second:
+            return (first,)
+        return (first, Stage("restoration", s.stage2_epochs, (Objective(second, self._stage2),), begin=self._fit_scale))
+
+    def _stage1(self, x: Tensor, step: Step) -> dict[str, Tensor]:
+        q = self.vqvae.encode(x)
+        x_hat = self.vqvae.decode(self._hide(q.z_st, step))
+        return {"loss": self._vq(x, x_hat, q), **self._code_usage(q, step)}
+
+    def _stage2(self, x: Tensor, step: Step) -> dict[str, Tensor]:
+        with torch.no_grad():
+            z0 = self.latents(x)
+        z0_hat, logs = self._restore_random(z0, step)
+        return self._finish(logs, x, self._decode(z0_hat))
+
+    def _joint(self, x: Tensor, step: Step) -> dict[str, Tensor]:
+        q = self.vqvae.encode(x)
+        z0_hat, logs = self._restore_random(q.z_q.detach() * self.scale, step)
+        both = torch.cat([self._hide(q.z_st, step) * self.scale, z0_hat])  # one pass: BatchNorm sees one set of statistics
+        x_hat, x_r = self._decode(both).chunk(2)
+        logs = self._finish(logs, x, x_r)
+        return {**logs, "loss": logs["loss"] + self._vq(x, x_hat, q), **self._code_usage(q, step)}
+
+    def _restore_random(self, z0: Tensor, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
+        """Algorithm 1, lines 15–17: draw M, t, ε for every sample, noise inside M, estimate the clean latent, take L_diff."""
+        M = self._random_mask(z0, step)
+        if not self.settings.diffusion:
+            return (1.0 - M) * z0, {}
+        t = step.integers(1, self.settings.timesteps, z0.shape[0])
+        eps = step.normal(*z0.shape)
+        a_bar = at(self.alpha_bar, t)
+        z_t = masked_forward(z0, eps, M, a_bar)
+        eps_hat = self.denoiser(z_t, t).float()
+        z0_hat = clean_estimate(z_t, eps_hat, z0, M, a_bar)
+        return z0_hat, {"diffusion": diffusion_loss(eps, eps_hat, M), "latent_peak": z0_hat.detach().abs().amax()}
+
+    def _finish(self, logs: dict[str, Tensor], x: Tensor, x_r: Tensor) -> dict[str, Tensor]:
+        """Add L_cls and combine into L_stage2, as far as this variant has the parts."""
+        zero = x.new_zeros(())
+        l_diff = logs.get("diffusion", zero)
+        if not self.settings.classifier:
+            return {**logs, "loss": l_diff}
+        x_r = x_r if self.settings.feedback else x_r.detach()
+        logits, logits_r = self.shift(torch.cat([x, x_r])).float().chunk(2)  # one joint batch for BatchNorm's sake
+        l_cls = classification_loss(logits, logits_r)
+        right = torch.cat([logits[:, 0] > logits[:, 1], logits_r[:, 1] > logits_r[:, 0]]).float().mean()
+        return {**logs, "loss": stage2_loss(l_diff, l_cls, self.settings.lambda_cls), "classification": l_cls, "accuracy": right}
+
+    def _vq(self, x: Tensor, x_hat: Tensor, q: Quantized) -> Tensor:
+        """Eq. 4 divided by C·H·W: AdamW does not feel the factor, gradient clipping and the log do."""
+        return vq_loss(x, x_hat.float(), q.z_e, q.z_q, self.settings.beta_c) / x[0].numel()
+
+    def _random_mask(self, z0: Tensor, step: Step) -> Tensor:
+        """Eq. A1 for every sample."""
+        s, (b, _, h, w) = self.settings, z0.shape
+        if not s.masking:
+            return z0.new_ones(b, 1, h, w)
+        rho = s.rho_min + (s.rho_max - s.rho_min) * step.uniform(b)
+        side = square_side(rho, h, w)
+        return square_mask(side, square_start(step.uniform(b), side, h), square_start(step.uniform(b), side, w), h, w)
+
+    def _hide(self, z: Tensor, step: Step) -> Tensor:
+        """Without latent diffusion the autoencoder itself must learn to fill masked latents; otherwise it sees them all."""
+        return z if self.settings.diffusion else (1.0 - self._random_mask(z, step)) * z
+
+    def _code_usage(self, q: Quantized, step: Step) -> dict[str, Tensor]:
+        counts = step.total(code_counts(q.k, self.settings.codes))
+        self.idle.copy_(torch.where(counts > 0, 0.0, self.idle + 1.0))
+        if self.settings.restart_after:
+            self._recent = step.gather(q.z_e.detach()).permute(0, 2, 3, 1).flatten(0, 2)  # (B·h·w, d_z)
+        usage, perplexity = usage_and_perplexity(counts)
+        return {"code_usage": usage, "code_perplexity": perplexity}
+
+    def _restart_dead_codes(self, step: Step) -> None:
+        """Move codes unused for long onto encoder outputs of the current batch, which some position is sure to choose."""
+        limit = self.settings.restart_after
+        if not limit or not bool((dead := self.idle >= limit).any()):
+            return
+        pick = torch.randint(len(self._recent), (int(dead.sum()),), generator=step.generator, device=self._recent.device)
+        with torch.no_grad():
+            self.vqvae.codebook[dead] = self._recent[pick]
+        self.idle[dead] = 0.0
+
+    def _fit_scale(self, images: Iterable[Tensor]) -> None:
+        """Set ``scale`` to 1 / std of z_q over the training images."""
+        if self.settings.latent_scale == "none" or not self.settings.diffusion:
+            return
+        n, total, squares = 0, 0.0, 0.0
+        for x in images:
+            z = self.vqvae.encode(x).z_q.double()
+            n, total, squares = n + z.numel(), total + float(z.sum()), squares + float(z.square().sum())
+        std = max(squares / n - (total / n) ** 2, 1e-12) ** 0.5
+        self.scale.fill_(1.0 / std)
+
+    # ---- Algorithm 2: inference ------------------------------------------------------------------------------------
+
+    def latents(self, x: Tensor) -> Tensor:
+        """z_0 = Q_C(E_φ(x)), scaled; ``(B, C, H, W)`` → ``(B, d_z, h, w)``."""
+        return self.vqvae.encode(x).z_q * self.scale
+
+    def _decode(self, z0: Tensor) -> Tensor:
+        return self.vqvae.decode(z0 / self.scale).float()
+
+    def inference_masks(self) -> tuple[Tensor, Tensor]:
+        """The K_M grid masks and one Gaussian draw for each, the same for every image; drawn on the CPU for every device."""
+        s, g = self.settings, self.grid
+        masks = grid_masks(g, g, s.mask_side, s.mask_stride) if s.masking else torch.ones(1, 1, g, g)
+        generator = torch.Generator().manual_seed(s.inference_seed)
+        eps = torch.randn(len(masks), s.d_z, g, g, generator=generator)
+        return masks.to(self.scale.device), eps.to(self.scale.device)
+
+    def restore(self, z0: Tensor, M: Tensor, eps: Tensor) -> Tensor:
+        """Eqs. 5, 7, 12 at t*: every image with every mask, ``(B, d_z, h, w)``, ``(k, …)`` → ``(B, k, C, H, W)``."""
+        b, k = len(z0), len(M)
+        z0, M = z0.repeat_interleave(k, 0), M.repeat(b, 1, 1, 1)  # rows: image 0 with masks 0…k-1, image 1 …
+        if not self.settings.diffusion:
+            return torch.unflatten(self._decode((1.0 - M) * z0), 0, (b, k))
+        t = torch.full((b * k,), self.settings.t_star, device=z0.device)
+        a_bar = at(self.alpha_bar, t)
+        z_t = masked_forward(z0, eps.repeat(b, 1, 1, 1), M, a_bar)
+        z0_hat = clean_estimate(z_t, self.denoiser(z_t, t).float(), z0, M, a_bar)
+        return torch.unflatten(self._decode(z0_hat), 0, (b, k))
+
+    def anomaly_map(self, x: Tensor) -> Tensor:
+        """Algorithm 2, lines 2–10: A_pix, ``(B, C, H, W)`` → ``(B, H, W)``."""
+        z0, (masks, noise) = self.latents(x), self.inference_masks()
+        H, W = x.shape[-2:]
+        N_pix, D_pix = x.new_zeros(len(x), H, W), x.new_zeros(H, W)
+        rows = max(1, self.settings.inference_rows // len(x))
+        for M, eps in zip(masks.split(rows), noise.split(rows), strict=True):
+            up = upsample_mask(M, H, W)  # (k, H, W)
+            N_pix += (up * residual_map(x[:, None], self.restore(z0, M, eps))).sum(1)
+            D_pix += up.sum(0)
+        return overlap_average(N_pix, D_pix, self.settings.delta)
+
+    def predict(self, x: Tensor) -> Prediction:
+        """S_img (Eq. 11) and A_pix (Eq. 14)."""
+
+        def one(images: Tensor) -> Prediction:
+            heatmap = self.anomaly_map(images)
+            if not self.settings.classifier:
+                return Prediction(heatmap.flatten(1).mean(1), heatmap)
+            return Prediction(self.shift(images).float().softmax(1)[:, 1], heatmap)
+
+        return batch_invariant(one, x)

@@ -1,0 +1,53 @@
+"""Stage I network: the vector-quantised autoencoder E_φ, C, D_η."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from reshift.core.quantize import lookup, nearest_code, straight_through
+from reshift.nets.norm import BatchNorm
+
+
+class Quantized(NamedTuple):
+    """What the losses of Stage I need from one pass over the latents."""
+
+    z_e: Tensor  # (B, d_z, h, w), encoder output
+    z_q: Tensor  # (B, d_z, h, w), nearest codes
+    z_st: Tensor  # (B, d_z, h, w), z_q with the gradient of z_e
+    k: Tensor  # (B, h, w), code indices
+
+
+def _down(c_in: int, c_out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(c_in, c_out, 4, stride=2, padding=1), BatchNorm(c_out), nn.ReLU())
+
+
+def _up(c_in: int, c_out: int) -> nn.Sequential:
+    return nn.Sequential(nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1), BatchNorm(c_out), nn.ReLU())
+
+
+class VQVAE(nn.Module):
+    """Channels C → widths (one stride-2 block each) → d_z; the decoder mirrors it and ends in tanh, the images' own range."""
+
+    def __init__(self, channels: int = 1, widths: tuple[int, ...] = (32, 64, 128), d_z: int = 64, K: int = 256) -> None:
+        super().__init__()
+        self.factor = 2 ** len(widths)
+        down = [_down(a, b) for a, b in zip((channels, *widths[:-1]), widths, strict=True)]
+        self.encoder = nn.Sequential(*down, nn.Conv2d(widths[-1], d_z, 1))
+        up = [_up(b, a) for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True)]
+        last = nn.ConvTranspose2d(widths[0], channels, 4, stride=2, padding=1)
+        self.decoder = nn.Sequential(nn.Conv2d(d_z, widths[-1], 1), *up, last, nn.Tanh())
+        self.codebook = nn.Parameter(torch.empty(K, d_z).uniform_(-1.0 / K, 1.0 / K))
+
+    def encode(self, x: Tensor) -> Quantized:
+        """Eqs. 1–3. Distances in float32 even under autocast: bf16 would pick wrong neighbours."""
+        z_e = self.encoder(x).float()
+        with torch.autocast(x.device.type, enabled=False):
+            k = nearest_code(z_e, self.codebook)
+            z_q = lookup(k, self.codebook)
+        return Quantized(z_e, z_q, straight_through(z_e, z_q), k)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """D_η: ``(B, d_z, h, w)`` → ``(B, C, H, W)`` in [-1, 1]."""
+        x: Tensor = self.decoder(z)
+        return x

@@ -1,0 +1,149 @@
+"""From data to a calibrated bundle: split, fit, calibrate, save. What ``reshift train`` and ``reshift calibrate`` do."""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reshift import __version__, methods
+from reshift.bundle import Bundle, build, load_bundle, save_bundle, save_calibration
+from reshift.calibrate import Calibration, reference
+from reshift.config import Config, merge, parse
+from reshift.data.manifest import Case, fingerprint, hold_out, load_cases
+from reshift.data.source import Source
+from reshift.errors import UserError
+from reshift.predict import Model, normal_scores
+from reshift.runtime import pick_device, processes
+from reshift.train import CHECKPOINT, as_module, fit
+from reshift.write import atomic_json, writable_folder
+
+MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
+FREE = ("device", "log_every", "checkpoint_seconds", "tensorboard")  # train settings that may change on resume
+
+
+def resolve(method: str | None, profile: str, layers: Sequence[dict[str, Any]]) -> Config:
+    """Merge defaults, profile and the user's layers into one fully spelled-out config."""
+    given = merge(*layers, {"method": method} if method else {})
+    cls = methods.get(str(given.get("method", Config().method)))
+    if profile not in cls.profiles:
+        raise UserError(f"unknown profile '{profile}'; known: {', '.join(cls.profiles)}")
+    config = parse(Config, merge(cls.profiles[profile], given))
+    settings = parse(cls.Settings, config.model, "model")
+    return config.model_copy(update={"model": settings.model_dump(mode="json")})
+
+
+def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) -> Path:
+    """Train, calibrate and save ``out/bundle``; return its path."""
+    device = pick_device(config.train.device)
+    with processes(device) as place:
+        writable_folder(out)
+        detector = build(config)  # a mistake in the settings shows before any image is read
+        kept, held = split_normals(load_cases(data, config.data.subject), config, data)
+        stamp: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": fingerprint([*kept, *held])}
+        _claim(out, stamp, resume=resume)
+        if (out / "bundle" / "config.json").exists():
+            return out / "bundle"
+        if place.rank == 0:
+            atomic_json(out / "run.json", stamp)
+        seconds = fit(detector, Source(kept, config.data, device), config, out, place)
+        if place.rank > 0:
+            return out / "bundle"
+    facts = _facts(data, kept, held, stamp["data"], seconds)
+    model = Model(Bundle(detector, config, None, facts, ""), config.train.device)
+    calibration = _calibration(model, held, kept)
+    save_bundle(out / "bundle", as_module(detector), config, calibration, facts)
+    (out / CHECKPOINT).unlink(missing_ok=True)  # the bundle has the weights; the moments are of no more use
+    return out / "bundle"
+
+
+def calibrate_bundle(folder: Path, data: Path, device: str = "auto") -> Calibration:
+    """Redo the held-out reference of a bundle from the normals in ``data``; the training reference stays."""
+    bundle = load_bundle(folder)
+    cases = [case for case in load_cases(data, bundle.config.data.subject) if case.label == 0 and case.split != "test"]
+    if not cases:
+        raise UserError(f"{data}: has no normal images outside its test split to calibrate with")
+    settings = bundle.config.calibrate
+    held_out = reference(*normal_scores(Model(bundle, device), cases, "calibrating"), settings)
+    before = bundle.calibration.training if bundle.calibration else None
+    calibration = Calibration(
+        image_quantile=settings.image_quantile, pixel_quantile=settings.pixel_quantile, default="held-out",
+        held_out=held_out, training=before,
+    )  # fmt: skip
+    save_calibration(folder, calibration)
+    return calibration
+
+
+def split_normals(cases: Sequence[Case], config: Config, data: Path) -> tuple[list[Case], list[Case]]:
+    """Training normals and held-out normals: the manifest's val split if it has one, else a share of the subjects."""
+    train = [case for case in cases if case.split == "train"]
+    if len(train) < MIN_IMAGES:
+        raise UserError(f"{data}: {len(train)} normal training image(s); at least {MIN_IMAGES} are needed")
+    val = [case for case in cases if case.split == "val"]
+    if val:
+        return train, val
+    kept, held = hold_out(train, config.data.holdout, lambda n: np.random.default_rng(config.seed).permutation(n).tolist())
+    if len(kept) < MIN_IMAGES // 2:
+        raise UserError(
+            f"{data}: holding out {config.data.holdout:.0%} leaves {len(kept)} images to train on; lower data.holdout"
+        )
+    return kept, held
+
+
+def _calibration(model: Model, held: Sequence[Case], kept: Sequence[Case]) -> Calibration:
+    """Both references: held-out normals (recommended) and a sample of the training normals (the paper's rule)."""
+    settings = model.bundle.config.calibrate
+    sample = sorted(np.random.default_rng(0).permutation(len(kept))[: settings.training_sample].tolist())
+    return Calibration(
+        image_quantile=settings.image_quantile,
+        pixel_quantile=settings.pixel_quantile,
+        default=settings.reference,
+        held_out=reference(*normal_scores(model, held, "calibrating on held-out normals"), settings),
+        training=reference(*normal_scores(model, [kept[i] for i in sample], "calibrating on training normals"), settings),
+    )
+
+
+def _claim(out: Path, stamp: dict[str, Any], *, resume: bool) -> None:
+    """A folder belongs to one run: refuse to overwrite another, or to resume with other settings or data."""
+    path = out / "run.json"
+    if not path.exists():
+        return
+    if not resume:
+        raise UserError(f"{out}: already holds a run; --resume continues it, or choose another --out")
+    before = json.loads(path.read_text())
+    if before["data"] != stamp["data"]:
+        raise UserError(f"{out}: was trained on other data than these; resume needs the same images")
+    changed = _first_change(before["config"], stamp["config"])
+    if changed:
+        raise UserError(f"{out}: {changed}; resume with the same settings, or choose another --out")
+
+
+def _first_change(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> str | None:
+    for key in sorted({*before, *now}):
+        old, new, name = before.get(key), now.get(key), f"{prefix}{key}"
+        if name.startswith("train.") and key in FREE:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            if inner := _first_change(old, new, f"{name}."):
+                return inner
+        elif old != new:
+            return f"was started with {name} = {old!r}, now {new!r}"
+    return None
+
+
+def _facts(data: Path, kept: Sequence[Case], held: Sequence[Case], digest: str, seconds: float) -> dict[str, Any]:
+    folder = data if data.is_dir() else data.parent
+    return {
+        "dataset": folder.resolve().name,
+        "images": len(kept),
+        "subjects": len({case.subject for case in kept}),
+        "held_out_images": len(held),
+        "data": digest,
+        "seconds": round(seconds, 1),
+        "date": datetime.now(UTC).date().isoformat(),
+        "reshift": __version__,
+        "command": " ".join(["reshift", *sys.argv[1:]]),
+    }

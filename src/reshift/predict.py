@@ -1,0 +1,125 @@
+"""A loaded bundle: pictures in, scores and heat-maps out. Needs no training code."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reshift.bundle import Bundle, load_bundle
+from reshift.data.image import Image
+from reshift.data.manifest import Case
+from reshift.data.prepare import Prepared, prepare, restore
+from reshift.data.read import read_image
+from reshift.data.source import ahead
+from reshift.errors import UserError
+from reshift.metrics import PixelHistogram
+from reshift.progress import progress
+from reshift.runtime import pick_device
+
+GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One image's answer. ``heatmap`` lies on the image's own pixels; NaN where the centre-crop did not look."""
+
+    score: float
+    p_value: float | None  # share of calibration normals scoring at least as high; None without calibration
+    flag: bool | None  # score above the calibrated threshold
+    heatmap: NDArray[np.float32]
+
+
+class Model:
+    """``reshift.load(path)``."""
+
+    def __init__(self, bundle: Bundle, device: str = "auto") -> None:
+        self.bundle = bundle
+        self.device = pick_device(device)
+        self.detector = bundle.detector.to(self.device)
+        self.batch = 1 if self.device.type == "cpu" else GPU_BATCH
+
+    def predict(self, images: Any) -> list[Result]:
+        """Score one picture or a sequence of them: paths, PIL images, or arrays ``(H, W)`` / ``(H, W, 3)``."""
+        many = images if isinstance(images, list | tuple) else [images]
+        results: list[Result] = []
+        for start in range(0, len(many), self.batch):
+            inputs = [self.prepare(_image(item)) for item in many[start : start + self.batch]]
+            results += self.results(inputs)
+        return results
+
+    def prepare(self, image: Image) -> Prepared:
+        """Bring a picture to what the network sees."""
+        return prepare(image, self.bundle.config.data)
+
+    def results(self, inputs: Sequence[Prepared]) -> list[Result]:
+        """Score prepared pictures as one batch."""
+        scores, maps = self.run(np.stack([item.pixels for item in inputs]))
+        triples = zip(scores, maps, inputs, strict=True)
+        return [self._result(score, heatmap, item) for score, heatmap, item in triples]
+
+    def run(self, pixels: NDArray[np.float32]) -> tuple[list[float], NDArray[np.float32]]:
+        """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps."""
+        with torch.inference_mode():
+            prediction = self.detector.predict(torch.from_numpy(pixels).to(self.device))
+        heatmap: NDArray[np.float32] = prediction.heatmap.float().cpu().numpy()
+        return prediction.score.double().cpu().tolist(), heatmap
+
+    def _result(self, score: float, heatmap: NDArray[np.float32], item: Prepared) -> Result:
+        calibration = self.bundle.calibration
+        p_value = calibration.p_value(score) if calibration else None
+        flag = score > calibration.reference.image_threshold if calibration else None
+        return Result(score, p_value, flag, restore(heatmap, item.geometry))
+
+
+def load_model(path: Path, device: str = "auto") -> Model:
+    """Load a bundle for prediction."""
+    return Model(load_bundle(path), device)
+
+
+def normal_scores(model: Model, cases: Sequence[Case], label: str) -> tuple[list[float], PixelHistogram]:
+    """Scores of normal images and the histogram of their maps' pixels: what a calibration is made of."""
+    scores, pixels = list[float](), PixelHistogram()
+    with progress(label, len(cases)) as advance:
+        loading = ahead(lambda case: model.prepare(read_image(case.image)), cases)
+        for group in grouped(loading, model.batch):
+            batch_scores, maps = model.run(np.stack([future.result().pixels for _, future in group]))
+            scores += batch_scores
+            for heatmap in maps:
+                pixels.add(heatmap)
+            advance(len(group))
+    return scores, pixels
+
+
+Item = TypeVar("Item")
+
+
+def grouped(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Consecutive groups of ``size``, the last one smaller."""
+    group: list[Item] = []
+    for item in items:
+        group.append(item)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _image(item: Any) -> Image:
+    """Whatever a caller may hold → Image."""
+    if isinstance(item, str | Path):
+        return read_image(Path(item))
+    array = np.asarray(item)
+    bits = {np.dtype(np.uint8): 8, np.dtype(np.bool_): 8, np.dtype(np.uint16): 16}.get(array.dtype, 32)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3):
+        raise UserError(f"predict takes paths, PIL images or arrays (H, W) or (H, W, 3), not an array of shape {np.shape(item)}")
+    pixels = array.astype(np.float32) * (255.0 if array.dtype == np.bool_ else 1.0)
+    if not np.isfinite(pixels).all():
+        raise UserError("the array contains NaN or infinite pixels; replace them before use")
+    return Image(pixels, bits, Path("<array>"))

@@ -1,0 +1,67 @@
+"""Progress with an ETA: a bar on a terminal, a plain line now and then in a log."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+LINE_SECONDS = 15.0  # between lines when nobody watches
+
+
+class Advance(Protocol):
+    """Call it with how much was done, and a short text to show beside the bar."""
+
+    def __call__(self, amount: int = 1, text: str = "") -> None:
+        """Move on."""
+
+
+@contextmanager
+def progress(label: str, total: int, start: int = 0, *, quiet: bool = False) -> Iterator[Advance]:
+    """``with progress("scoring", 100) as advance: …; advance()``. Everything goes to stderr: stdout is for results."""
+    if quiet or total <= start:
+        yield lambda amount=1, text="": None
+    elif sys.stderr.isatty():
+        with _bar(label, total, start) as advance:
+            yield advance
+    else:
+        yield _lines(label, total, start)
+
+
+@contextmanager
+def _bar(label: str, total: int, start: int) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total, completed=start, text="")
+
+        def advance(amount: int = 1, text: str = "") -> None:
+            bar.update(task, advance=amount)
+            if text:
+                bar.update(task, text=text)
+
+        yield advance
+
+
+def _lines(label: str, total: int, start: int) -> Advance:
+    begun, printed, done = time.monotonic(), time.monotonic(), start
+
+    def advance(amount: int = 1, text: str = "") -> None:
+        nonlocal printed, done
+        done += amount
+        now = time.monotonic()
+        if done < total and now - printed < LINE_SECONDS:
+            return
+        printed = now
+        left = (now - begun) / max(1, done - start) * (total - done)
+        print(f"{label}: {done}/{total}, {left:.0f} s left{f', {text}' if text else ''}", file=sys.stderr, flush=True)
+
+    return advance

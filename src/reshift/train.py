@@ -1,0 +1,230 @@
+"""The training loop: one function over a method's stages. Exact resume, bf16, several processes; no trainer class."""
+
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from threading import Event, current_thread, main_thread
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reshift.checkpoint import Position, load_checkpoint, restore_model, restore_optimiser, save_checkpoint
+from reshift.config import Config, TrainConfig
+from reshift.data.source import Source
+from reshift.errors import UserError
+from reshift.methods.detector import Detector, Objective, Stage, Step
+from reshift.progress import progress
+from reshift.runlog import RunLog
+from reshift.runtime import Place, precision
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+class _Run(NamedTuple):
+    """What stays the same over all stages."""
+
+    module: nn.Module
+    source: Source
+    batch: int
+    config: Config
+    folder: Path
+    place: Place
+    log: RunLog
+
+
+def fit(detector: Detector, source: Source, config: Config, folder: Path, place: Place) -> float:
+    """Train every stage, from ``folder``'s checkpoint if there is one; return the seconds it took, over all resumes.
+
+    The result does not depend on interruptions: on the CPU it is the same to the bit.
+    """
+    module = as_module(detector).to(source.device)
+    batch = batch_size(config.train.batch, len(source), place.world)
+    tensors, position = load_checkpoint(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else ({}, Position())
+    if tensors:
+        restore_model(module, tensors)
+    with RunLog(folder, config.train.tensorboard, active=place.rank == 0) as log, _stop_signals() as stopped:
+        log.rewind(position)
+        run = _Run(module, source, batch, config, folder, place, log)
+        for number, stage in list(enumerate(detector.stages()))[position.stage :]:
+            _train_stage(run, number, stage, position.step, tensors, stopped)
+            position, tensors = Position(number + 1, 0, log.seconds), {}
+            _save(run, (), position)
+    module.eval().requires_grad_(False)
+    return log.seconds
+
+
+def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict[str, Tensor], stopped: Event) -> None:
+    config, source, place = run.config.train, run.source, run.place
+    total = stage.epochs * math.ceil(len(source) / run.batch)
+    optimisers = _prepare(stage, run.module, source, config, fresh=first == 0)
+    for i, optimiser in enumerate(optimisers if first else ()):
+        restore_optimiser(optimiser, i, tensors)
+    generator, saved = torch.Generator(source.device), time.monotonic()
+    with progress(stage.name, total, first, quiet=place.rank > 0) as advance:
+        for step, images in _stream(run, number, first, total):
+            generator.manual_seed(_mix(run.config.seed, number, step))
+            logs = _step(stage, optimisers, images, Step(step, generator, place.rank, place.world), config)
+            stop = _agree(stopped.is_set(), step, run)
+            due = stop or _agree(time.monotonic() - saved >= config.checkpoint_seconds, step, run)
+            last = step + 1 == total
+            if step % config.log_every == 0 or last or due:
+                advance(0, _log(run, stage, step, total, logs))
+            if due and not last:
+                _save(run, optimisers, Position(number, step + 1, run.log.seconds))
+                saved = time.monotonic()
+            if stop:
+                raise UserError(f"stopped after step {step + 1} of {total} of stage '{stage.name}'; --resume continues from here")
+            advance()
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Event]:
+    """Ctrl-C and SIGTERM set an event that the loop honours between steps; a second Ctrl-C stops at once, as always."""
+    stopped = Event()
+    if current_thread() is not main_thread():
+        yield stopped
+        return
+
+    def stop(_number: int, _frame: object) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _prepare(stage: Stage, module: nn.Module, source: Source, config: TrainConfig, *, fresh: bool) -> list[torch.optim.Optimizer]:
+    """Freeze what this stage does not train, let it look at the data once, and make one AdamW per objective."""
+    module.eval().requires_grad_(False)
+    if fresh and stage.begin is not None:
+        with torch.no_grad():
+            stage.begin(source.batches())
+    for objective in stage.objectives:
+        for part in objective.modules:
+            part.train().requires_grad_(True)
+    return [_adamw(objective, config, source.device) for objective in stage.objectives]
+
+
+def _adamw(objective: Objective, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(_parameters(objective), lr=config.lr, weight_decay=config.weight_decay, fused=device.type == "cuda")
+
+
+def _parameters(objective: Objective) -> list[nn.Parameter]:
+    return [p for part in objective.modules for p in part.parameters()]
+
+
+def _step(
+    stage: Stage, optimisers: Sequence[torch.optim.Optimizer], x: Tensor, step: Step, config: TrainConfig
+) -> dict[str, Tensor]:
+    """One step of every objective that is due."""
+    logs: dict[str, Tensor] = {}
+    for objective, optimiser in zip(stage.objectives, optimisers, strict=True):
+        if step.index % objective.every:
+            continue
+        optimiser.zero_grad(set_to_none=True)
+        with precision(x.device, config.amp):
+            losses = objective.loss(x, step)
+        losses["loss"].backward()
+        parameters = _parameters(objective)
+        _average_gradients(parameters, step.world)
+        if config.clip:
+            logs["gradient"] = nn.utils.clip_grad_norm_(parameters, config.clip)
+        optimiser.step()
+        if objective.after is not None:
+            objective.after(step)
+        logs |= {name: value.detach() for name, value in losses.items()}
+    return logs
+
+
+def _average_gradients(parameters: Sequence[nn.Parameter], world: int) -> None:
+    """Data parallelism in one all-reduce of one flat tensor; every process holds an equal share of the batch."""
+    if world == 1:
+        return
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.reshape(-1) for g in grads])
+    dist.all_reduce(flat)
+    for grad, mean in zip(grads, (flat / world).split([g.numel() for g in grads]), strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
+def _stream(run: _Run, stage: int, first: int, total: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield this process's share of every batch. Batches are cut from an endless row of shuffles, so all have the same size.
+
+    Which images a step sees follows from its number alone; that is what makes resuming exact.
+    """
+    n, share, seed = len(run.source), run.batch // run.place.world, run.config.seed
+
+    def mine(step: int) -> list[int]:
+        begin = step * run.batch + run.place.rank * share
+        return [_shuffled(seed, stage, i // n, n)[i % n] for i in range(begin, begin + share)]
+
+    for step in range(first, total):
+        yield step, run.source.batch(mine(step), following=mine(step + 1) if step + 1 < total else ())
+
+
+@lru_cache(maxsize=4)  # a step touches at most a few neighbouring epochs
+def _shuffled(seed: int, stage: int, epoch: int, n: int) -> list[int]:
+    order: list[int] = np.random.default_rng([seed, stage, epoch]).permutation(n).tolist()
+    return order
+
+
+def _mix(seed: int, stage: int, step: int) -> int:
+    """Return one 63-bit seed per (seed, stage, step), far apart for neighbouring steps."""
+    return int(np.random.SeedSequence([seed, stage, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _agree(mine: bool, step: int, run: _Run) -> bool:
+    """One process's wish is everybody's: a checkpoint is taken by all or none. Asked every 8th step, as asking costs a round trip."""
+    if run.place.world == 1:
+        return mine
+    if step % 8:
+        return False
+    flag = torch.tensor([float(mine)], device=run.source.device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def _log(run: _Run, stage: Stage, step: int, total: int, logs: dict[str, Tensor]) -> str:
+    values = {name: float(value) for name, value in logs.items()}
+    lr = run.config.train.lr
+    if not math.isfinite(values["loss"]):
+        raise UserError(
+            f"training diverged: the loss of stage '{stage.name}' is {values['loss']} at step {step}; "
+            f"lower train.lr (now {lr:g}) or set train.clip, and start again"
+        )
+    epoch = step * stage.epochs // total + 1
+    run.log.write({"stage": stage.name, "epoch": epoch, "step": step, "steps": total, **values, "lr": lr})
+    return f"loss {values['loss']:.4f}"
+
+
+def _save(run: _Run, optimisers: Sequence[torch.optim.Optimizer], position: Position) -> None:
+    if run.place.rank == 0:
+        save_checkpoint(run.folder / CHECKPOINT, run.module, optimisers, position)
+
+
+def batch_size(wanted: int, images: int, world: int) -> int:
+    """Return the global batch: as configured, but no more than there are images, and the same share for every process."""
+    batch = min(wanted, images - images % world)
+    if batch < world or batch % world:
+        raise UserError(
+            f"train.batch {batch} cannot be shared equally by {world} processes; set train.batch to a multiple of {world}"
+        )
+    return batch
+
+
+def as_module(detector: Any) -> nn.Module:
+    """Every detector is an ``nn.Module``; Python's protocols cannot say so."""
+    if not isinstance(detector, nn.Module):
+        raise TypeError(f"{type(detector).__name__} must be an nn.Module to be trained and saved")
+    return detector
