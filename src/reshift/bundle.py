@@ -3,6 +3,8 @@
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,8 @@ def build(config: Config) -> Detector:
     """Make the untrained detector that ``config`` describes; the same seed gives the same initial weights."""
     cls = methods.get(config.method)
     settings = parse(cls.Settings, config.model, "model")
+    if config.seed >= 2**63:
+        raise UserError(f"setting 'seed' = {config.seed}: too large; use a number below 2^63")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
@@ -69,19 +73,23 @@ def load_bundle(folder: Path) -> Bundle:
         raise UserError(
             f"{folder}: a bundle of another version ({theirs}; this is {__version__}, format {FORMAT}); train it again"
         )
-    config = parse(Config, about.get("config", {}))
-    calibration = parse(Calibration, _read_json(folder, "calibration.json")) if (folder / "calibration.json").exists() else None
+    with _blaming(folder / "config.json"):
+        config = parse(Config, _table(about.get("config")))
+        facts = _table(about.get("training"))
+        detector: Any = build(config)
+    calibration = _load_calibration(folder) if (folder / "calibration.json").exists() else None
     weights = _read(folder, "model.safetensors")
     fingerprint = hashlib.sha256(weights).hexdigest()
     if fingerprint != about.get("model_sha256"):
-        raise UserError(f"{folder / 'model.safetensors'}: damaged, or of another model (its checksum is not config.json's)")
-    detector: Any = build(config)
+        raise UserError(
+            f"{folder / 'model.safetensors'}: damaged, or of another model (its checksum is not config.json's); copy it again"
+        )
     try:
         detector.load_state_dict(load(weights))
     except (RuntimeError, SafetensorError) as err:
         raise UserError(f"{folder}: the weights do not fit config.json ({str(err).splitlines()[0]})") from None
     detector.eval().requires_grad_(False)
-    return Bundle(detector, config, calibration, about.get("training", {}), fingerprint)
+    return Bundle(detector, config, calibration, facts, fingerprint)
 
 
 def model_card(config: Config, calibration: Calibration, facts: dict[str, Any]) -> str:
@@ -108,22 +116,54 @@ medical device.
 """
 
 
+def _load_calibration(folder: Path) -> Calibration:
+    with _blaming(folder / "calibration.json"):
+        calibration = parse(Calibration, _read_json(folder, "calibration.json"))
+        if calibration.held_out is None and calibration.training is None:
+            raise UserError("it holds no normals; run 'reshift calibrate'")
+    return calibration
+
+
+@contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """A wrong setting in a bundle is nobody's typing mistake: name the file that holds it."""
+    try:
+        yield
+    except UserError as err:
+        text = str(err)
+        raise UserError(text if text.startswith(str(path)) else f"{path}: damaged, or of another version: {text}") from None
+
+
+def _table(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError("a table of settings is missing; copy the bundle again")
+    return value
+
+
 def _read(folder: Path, name: str) -> bytes:
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such bundle folder")
+        raise UserError(f"{folder}: no such bundle folder; 'reshift train' makes one, RUN/bundle")
     try:
         return (folder / name).read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{folder}: not a complete bundle, {name} is missing") from None
+        inner = folder / "bundle"
+        remedy = f"did you mean {inner}?" if inner.is_dir() else "copy it again, or finish its training with --resume"
+        raise UserError(f"{folder}: not a complete bundle, {name} is missing; {remedy}") from None
     except OSError as err:
         raise UserError(f"{folder / name}: cannot be read ({err.strerror})") from None
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
     try:
-        value = json.loads(_read(folder, name))
+        value = json.loads(_read(folder, name), parse_constant=_no_constant)
     except ValueError:
-        raise UserError(f"{folder / name}: damaged, not valid JSON") from None
+        raise UserError(f"{path}: damaged, not valid JSON; copy the bundle again") from None
     if not isinstance(value, dict):
-        raise UserError(f"{folder / name}: damaged, not a JSON object")
+        raise UserError(f"{path}: damaged, not a JSON object; copy the bundle again")
     return value
+
+
+def _no_constant(name: str) -> None:
+    """We never write NaN or Infinity; Python's reader would take them."""
+    raise ValueError(name)

@@ -1,5 +1,6 @@
 """Thresholds, p-values and the colour scale, from the scores of normal images alone."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
@@ -7,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from reshift.config import CalibrateConfig, Frozen
+from reshift.errors import UserError
 from reshift.metrics import PixelHistogram
 
 FEW = 100  # normals; below this the thresholds carry a warning
@@ -41,13 +43,13 @@ class Calibration(Frozen):
 
     @property
     def heat_scale(self) -> float:
-        """The map value drawn in full colour, for every image alike: twice the pixel threshold, or 1 for maps of zeros."""
-        return 2.0 * self.reference.pixel_threshold or 1.0
+        """The map value drawn in full colour, for every image alike: twice the pixel threshold, or 1 if not positive."""
+        return 2.0 * self.reference.pixel_threshold if self.reference.pixel_threshold > 0.0 else 1.0
 
     def p_value(self, score: float) -> float:
         """Return the share of normals scoring at least this high, the image itself counted: valid for any n, never 0."""
         scores = self.reference.scores
-        at_least = len(scores) - int(np.searchsorted(scores, score, side="left"))
+        at_least = len(scores) - bisect_left(scores, score)
         return (1 + at_least) / (1 + len(scores))
 
     def warnings(self) -> list[str]:
@@ -69,6 +71,8 @@ def reference(scores: Sequence[float], pixels: PixelHistogram, config: Calibrate
     pixel = pixels.quantile(config.pixel_quantile)
     if not scores or pixel is None:
         return None
+    if not np.isfinite(scores).all():
+        raise UserError("a normal image has a score that is not finite: the model has diverged; train it again")
     threshold = float(np.quantile(np.asarray(scores), config.image_quantile))
     ordered = tuple(sorted(float(s) for s in scores))
     return Reference(images=len(scores), image_threshold=threshold, pixel_threshold=pixel, scores=ordered)
@@ -77,11 +81,14 @@ def reference(scores: Sequence[float], pixels: PixelHistogram, config: Calibrate
 def false_positive_range(n: int, quantile: float, draws: int = 20_000) -> tuple[float, float]:
     """95 % range of the true false-positive rate when the threshold is the ``quantile`` of ``n`` normals.
 
-    By simulation: the share of the population above an order statistic has the same law for every continuous distribution.
+    By simulation. The share of the population below the k-th of n values is Beta(k, n + 1 - k) for every continuous
+    distribution; between two neighbours, where ``np.quantile`` interpolates, the population is taken as uniform.
     """
     position = quantile * (n - 1)
-    below, part = int(position), position - int(position)
-    uniform = np.sort(np.random.default_rng(0).random((draws, n)), axis=1)
-    above = 1.0 - (uniform[:, below] * (1 - part) + uniform[:, min(below + 1, n - 1)] * part)
-    low, high = np.quantile(above, (0.025, 0.975))
+    k, part = int(position) + 1, position - int(position)
+    rng = np.random.default_rng(0)
+    below = rng.beta(k, n + 1 - k, draws)
+    if part:  # then k < n: the next value lies above the k-th as the smallest of the n - k that are left
+        below += part * (1.0 - below) * rng.beta(1, n - k, draws)
+    low, high = np.quantile(1.0 - below, (0.025, 0.975))
     return float(low), float(high)

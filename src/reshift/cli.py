@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-FAILED_CASES = 3
+FAILED_CASES, INTERRUPTED = 3, 130
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer shows only this child of it
 
 Data = Annotated[Path, typer.Option("--data", help="folder of normal images, manifest.csv, or MedIAnomaly data.json")]
 Out = Annotated[Path, typer.Option("--out", help="output folder, created if needed")]
@@ -31,11 +33,9 @@ BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folde
 
 @app.callback(invoke_without_command=True)
 def _root(
-    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,  # main looks for it
     version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
 ) -> None:
-    if debug:
-        os.environ["RESHIFT_DEBUG"] = "1"
     if version:
         typer.echo(f"reshift {__version__}")
         raise typer.Exit
@@ -45,7 +45,7 @@ def _root(
 def demo(
     out: Out = Path("runs/demo"),
     kind: Annotated[str, typer.Option(help="brain, ultrasound or chest")] = "brain",
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Phantom data → train → calibrate → score → evaluate → report, in minutes on two CPU cores."""
     from reshift.demo import demo as run
@@ -115,7 +115,15 @@ def score(
 
 
 @app.command()
-def evaluate(bundle: BundlePath, data: Data, out: Out, device: Device = "auto") -> None:
+def evaluate(
+    bundle: BundlePath,
+    data: Data,
+    out: Out,
+    reference: Annotated[
+        str | None, typer.Option(help="normals behind the thresholds: held-out, or training (the paper's rule)")
+    ] = None,
+    device: Device = "auto",
+) -> None:
     """Run the test split of a manifest: metrics.json and report.html."""
     from reshift.data.manifest import load_cases
     from reshift.evaluate import evaluate as run
@@ -124,8 +132,10 @@ def evaluate(bundle: BundlePath, data: Data, out: Out, device: Device = "auto") 
     tests = [case for case in load_cases(data) if case.split == "test"]
     if not tests:
         raise UserError(f"{data}: has no test images; evaluating needs a manifest with labelled rows in split 'test'")
+    if not any(case.label for case in tests):
+        _warn([f"{data}: has no abnormal test images (label 1); most metrics will be empty"])
     name = (data if data.is_dir() else data.parent).resolve().name
-    metrics, errors = run(load_model(bundle, device), tests, out, name)
+    metrics, errors = run(load_model(bundle, device, reference), tests, out, name)
     _print_metrics(metrics)
     typer.echo(f"report: {out / 'report.html'}")
     _warn(errors)
@@ -185,15 +195,27 @@ def _terminate(_number: int, _frame: object) -> None:
 def main() -> None:
     """Entry point: what a user can cause is one line and exit 2; Ctrl-C is one line and exit 130."""
     signal.signal(signal.SIGTERM, _terminate)
+    warnings.filterwarnings("ignore", module="PIL")  # about odd metadata; the pixels are what counts
+    given = sys.argv[1:] or ["--help"]
+    debug = "--debug" in given
     try:
-        app()
-    except (UserError, OSError) as err:
-        if os.environ.get("RESHIFT_DEBUG"):
+        code = app(sorted(given, key="--debug".__ne__), standalone_mode=False)  # --debug is taken anywhere on the line
+    except (UserError, OSError, _UsageError) as err:
+        if debug:
             raise
-        where = f"{err.filename}: " if isinstance(err, OSError) and err.filename else ""
-        text = f"{where}{err.strerror}" if isinstance(err, OSError) else str(err)
-        print(f"reshift: {text}", file=sys.stderr)
+        print(f"reshift: {_line(err)}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
+    except typer.Abort:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         print("reshift: stopped; finished work is kept, the same command (train: with --resume) continues", file=sys.stderr)
-        raise SystemExit(130) from None
+    raise SystemExit(code)
+
+
+def _line(err: Exception) -> str:
+    if isinstance(err, OSError):
+        return f"{err.filename}: {err.strerror}" if err.filename else str(err)
+    if isinstance(err, UserError):
+        return str(err)
+    usage: Any = err
+    return f"{usage.format_message().rstrip('.')} (see '{usage.ctx.command_path if usage.ctx else 'reshift'} --help')"

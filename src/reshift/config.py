@@ -36,6 +36,7 @@ class TrainConfig(Frozen):
     weight_decay: float = Field(0.01, ge=0.0)
     clip: float = Field(1.0, ge=0.0, description="gradient-norm limit; 0 switches it off")
     amp: Literal["auto", "bf16", "off"] = Field("auto", description="auto: bf16 on CUDA, float32 on the CPU")
+    graphs: bool = Field(True, description="on one GPU, record each kind of step once as a CUDA graph and replay it")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
     log_every: int = Field(20, ge=1, description="steps between log lines")
     checkpoint_seconds: float = Field(60.0, ge=0.0, description="seconds between checkpoints; a finished stage always writes one")

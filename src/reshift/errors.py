@@ -2,4 +2,9 @@
 
 
 class UserError(Exception):
-    """A mistake with a remedy: one line that names the file or setting and says what to do. The CLI exits 2 without a traceback."""
+    """A mistake with a remedy: one line that names the file or setting and says what to do. The CLI then exits 2."""
+
+
+def reason(err: BaseException) -> str:
+    """What to record about a case that failed: our own lines as they are, anything else with its type."""
+    return str(err) if isinstance(err, UserError) else f"{type(err).__name__}: {err}"

@@ -1,6 +1,7 @@
-"""``reshift evaluate``: the test split through a bundle → ``metrics.json``, ``scores.jsonl`` and ``report.html``."""
+"""``reshift evaluate``: the test split through a bundle → ``metrics.json``, ``cases.jsonl`` and ``report.html``."""
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +15,12 @@ from reshift.data.manifest import Case
 from reshift.data.prepare import Prepared, prepare_mask
 from reshift.data.read import read_image, read_mask
 from reshift.data.source import ahead
-from reshift.errors import UserError
+from reshift.errors import UserError, reason
 from reshift.metrics import PixelMetrics, image_metrics
 from reshift.predict import Model, grouped
 from reshift.progress import progress
 from reshift.report import Report, ReportCase, heat_thumbnail, mask_thumbnail, thumbnail, write_report
-from reshift.write import atomic_json, atomic_text, writable_folder
+from reshift.write import atomic_json, atomic_text, naming, writable_folder
 
 
 class _Input(NamedTuple):
@@ -52,11 +53,12 @@ def evaluate(model: Model, cases: Sequence[Case], out: Path, dataset: str) -> tu
             shown.append(_shown(model, item, rows[-1]))
             advance()
     if not rows:
-        raise UserError(f"none of the {len(cases)} test images could be read; the first: {errors[0]}")
+        raise UserError(f"none of the {len(cases)} test images could be scored; the first: {errors[0]}")
     metrics = _metrics(model, rows, pixels, dataset, time.monotonic() - begun)
-    atomic_text(out / "scores.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    atomic_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     atomic_json(out / "metrics.json", metrics)
-    write_report(out / "report.html", _report(model, metrics, shown, errors))
+    with naming(out / "report.html"):
+        write_report(out / "report.html", _report(model, metrics, shown, errors))
     return metrics, errors
 
 
@@ -72,13 +74,16 @@ def _run(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Eva
         return _Input(prepared, mask)
 
     for group in grouped(ahead(load, cases), model.batch):
-        errors += [str(future.exception()) for _, future in group if future.exception() is not None]
+        errors += [reason(err) for _, future in group if (err := future.exception()) is not None]
         good = [(case, future.result()) for case, future in group if future.exception() is None]
         if not good:
             continue
         stack = np.stack([item.prepared.pixels for _, item in good])
         for (case, item), score, heatmap in zip(good, *model.run(stack), strict=True):
-            yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap)
+            if math.isfinite(score):
+                yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap)
+            else:
+                errors.append(f"{case.image}: the model's score is {score}; its training may have diverged")
 
 
 def _row(model: Model, item: Evaluated) -> dict[str, Any]:
@@ -124,11 +129,12 @@ def _report(model: Model, metrics: dict[str, Any], cases: list[ReportCase], erro
     calibration = bundle.calibration
     warnings = calibration.warnings() if calibration else ["the bundle is not calibrated: no thresholds, no p-values"]
     if errors:
-        warnings.append(f"{len(errors)} test image(s) could not be read and are left out; the first: {errors[0]}")
+        warnings.append(f"{len(errors)} test image(s) could not be scored and are left out; the first: {errors[0]}")
+    learned = f"{facts.get('images', '?')} normal images of {facts.get('subjects', '?')} subjects ({facts.get('dataset', '?')})"
     known = {
         "Method": bundle.config.method,
         "Test data": f"{metrics['dataset']}: {metrics['n']['normal']} normal, {metrics['n']['abnormal']} abnormal images",
-        "Trained on": f"{facts.get('images', '?')} normal images of {facts.get('subjects', '?')} subjects ({facts.get('dataset', '?')})",
+        "Trained on": learned,
         "Calibrated on": f"{calibration.reference.images} normals ({calibration.default})" if calibration else "–",
         "Seed": str(bundle.config.seed),
         "Data fingerprint": str(facts.get("data", "?")),

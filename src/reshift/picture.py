@@ -27,7 +27,7 @@ def grey(pixels: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 def overlay(pixels: NDArray[np.float32], heatmap: NDArray[np.float32], scale: float) -> NDArray[np.uint8]:
     """Blend: the hotter, the more opaque. ``scale`` is the map value of full colour; never fitted to the image shown."""
-    heat = np.clip(np.nan_to_num(heatmap) / scale, 0.0, 1.0)
+    heat = np.nan_to_num(np.clip(heatmap / scale, 0.0, 1.0))  # NaN was not looked at and stays grey
     alpha = (0.75 * np.sqrt(heat))[:, :, None]
     base = np.repeat(grey(pixels)[:, :, None], 3, axis=2)
     blended: NDArray[np.uint8] = np.rint((1.0 - alpha) * base + alpha * colours(heat)).astype(np.uint8)

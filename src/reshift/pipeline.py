@@ -14,7 +14,7 @@ from reshift.bundle import Bundle, build, load_bundle, save_bundle, save_calibra
 from reshift.calibrate import Calibration, reference
 from reshift.config import Config, merge, parse
 from reshift.data.manifest import Case, fingerprint, hold_out, load_cases
-from reshift.data.source import Source
+from reshift.data.source import Source, check_images
 from reshift.errors import UserError
 from reshift.predict import Model, normal_scores
 from reshift.runtime import pick_device, processes
@@ -40,16 +40,18 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
     """Train, calibrate and save ``out/bundle``; return its path."""
     device = pick_device(config.train.device)
     with processes(device) as place:
-        writable_folder(out)
         detector = build(config)  # a mistake in the settings shows before any image is read
         kept, held = split_normals(load_cases(data, config.data.subject), config, data)
+        writable_folder(out)
         stamp: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": fingerprint([*kept, *held])}
         _claim(out, stamp, resume=resume)
         if (out / "bundle" / "config.json").exists():
             return out / "bundle"
+        source = Source(kept, config.data, device)
+        check_images(held if source.resident else [*kept, *held], config.data)
         if place.rank == 0:
             atomic_json(out / "run.json", stamp)
-        seconds = fit(detector, Source(kept, config.data, device), config, out, place)
+        seconds = fit(detector, source, config, out, place)
         if place.rank > 0:
             return out / "bundle"
     facts = _facts(data, kept, held, stamp["data"], seconds)
@@ -81,7 +83,7 @@ def split_normals(cases: Sequence[Case], config: Config, data: Path) -> tuple[li
     """Training normals and held-out normals: the manifest's val split if it has one, else a share of the subjects."""
     train = [case for case in cases if case.split == "train"]
     if len(train) < MIN_IMAGES:
-        raise UserError(f"{data}: {len(train)} normal training image(s); at least {MIN_IMAGES} are needed")
+        raise UserError(f"{data}: {len(train)} normal training image(s); give it at least {MIN_IMAGES}")
     val = [case for case in cases if case.split == "val"]
     if val:
         return train, val
@@ -113,9 +115,13 @@ def _claim(out: Path, stamp: dict[str, Any], *, resume: bool) -> None:
         return
     if not resume:
         raise UserError(f"{out}: already holds a run; --resume continues it, or choose another --out")
-    before = json.loads(path.read_text())
-    if before["data"] != stamp["data"]:
-        raise UserError(f"{out}: was trained on other data than these; resume needs the same images")
+    try:
+        before = json.loads(path.read_text())
+        same_data = before["data"] == stamp["data"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: damaged, or not of a training run; choose another --out, or delete that folder") from None
+    if not same_data:
+        raise UserError(f"{out}: was trained on other data than these; resume with the same images, or choose another --out")
     changed = _first_change(before["config"], stamp["config"])
     if changed:
         raise UserError(f"{out}: {changed}; resume with the same settings, or choose another --out")

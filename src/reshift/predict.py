@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from reshift.bundle import Bundle, load_bundle
+from reshift.calibrate import Calibration
+from reshift.config import parse
 from reshift.data.image import Image
 from reshift.data.manifest import Case
 from reshift.data.prepare import Prepared, prepare, restore
@@ -18,7 +20,7 @@ from reshift.data.source import ahead
 from reshift.errors import UserError
 from reshift.metrics import PixelHistogram
 from reshift.progress import progress
-from reshift.runtime import pick_device
+from reshift.runtime import pick_device, to_device
 
 GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
 
@@ -39,7 +41,7 @@ class Model:
     def __init__(self, bundle: Bundle, device: str = "auto") -> None:
         self.bundle = bundle
         self.device = pick_device(device)
-        self.detector = bundle.detector.to(self.device)
+        self.detector: Any = to_device(bundle.detector, self.device)
         self.batch = 1 if self.device.type == "cpu" else GPU_BATCH
 
     def predict(self, images: Any) -> list[Result]:
@@ -75,9 +77,12 @@ class Model:
         return Result(score, p_value, flag, restore(heatmap, item.geometry))
 
 
-def load_model(path: Path, device: str = "auto") -> Model:
-    """Load a bundle for prediction."""
-    return Model(load_bundle(path), device)
+def load_model(path: Path, device: str = "auto", reference: str | None = None) -> Model:
+    """Load a bundle for prediction; ``reference`` picks other normals for the thresholds than the bundle's default."""
+    bundle = load_bundle(path)
+    if reference is not None and bundle.calibration is not None:
+        bundle = bundle._replace(calibration=parse(Calibration, {**bundle.calibration.model_dump(), "default": reference}))
+    return Model(bundle, device)
 
 
 def normal_scores(model: Model, cases: Sequence[Case], label: str) -> tuple[list[float], PixelHistogram]:

@@ -20,12 +20,16 @@ class Advance(Protocol):
 def progress(label: str, total: int, start: int = 0, *, quiet: bool = False) -> Iterator[Advance]:
     """``with progress("scoring", 100) as advance: …; advance()``. Everything goes to stderr: stdout is for results."""
     if quiet or total <= start:
-        yield lambda amount=1, text="": None
+        yield _nothing
     elif sys.stderr.isatty():
         with _bar(label, total, start) as advance:
             yield advance
     else:
         yield _lines(label, total, start)
+
+
+def _nothing(amount: int = 1, text: str = "") -> None:
+    """Show no progress."""
 
 
 @contextmanager

@@ -1,25 +1,30 @@
 """``reshift score``: files and folders in, one record per image out. A bad case is recorded; a re-run continues."""
 
+import hashlib
 import io
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from reshift.bundle import Bundle
 from reshift.data.image import Image
 from reshift.data.manifest import load_cases
 from reshift.data.prepare import Prepared
 from reshift.data.read import list_images, read_image
 from reshift.data.source import ahead
-from reshift.errors import UserError
+from reshift.errors import UserError, reason
 from reshift.picture import overlay
 from reshift.predict import Model, Result, grouped
 from reshift.progress import progress
-from reshift.write import atomic_bytes, atomic_json, atomic_text, writable_folder
+from reshift.write import append_json, atomic_bytes, atomic_json, atomic_text, naming, writable_folder
+
+FIELDS = ("input", "slice", "score", "p_value", "flag", "map", "seconds", "error")  # of every line of scores.jsonl
+READ_AHEAD = 8  # images beyond the batch at hand; a scan may take hundreds of megabytes
 
 
 class Job(NamedTuple):
@@ -39,20 +44,21 @@ class Loaded(NamedTuple):
 def find_jobs(inputs: Sequence[Path]) -> list[Job]:
     """Expand files, folders and manifests. Two files of one name in different folders get different stems."""
     jobs: dict[Path, Job] = {}
-    roots: dict[str, int] = {}
+    taken: set[str] = set()
     for given in inputs:
-        count = roots[given.name] = roots.get(given.name, 0) + 1
-        root = f"{given.stem if given.is_file() else given.name}{f'~{count}' if count > 1 else ''}"
-        for path, stem in _expand(given, root):
-            jobs.setdefault(path.resolve(), Job(path, stem))  # a file named twice is scored once
+        full = given.resolve()  # "." and ".." have no name of their own
+        for path, stem in _expand(given, full.stem if full.is_file() else full.name):
+            if path.resolve() not in jobs:  # a file named twice is scored once
+                jobs[path.resolve()] = Job(path, _free(stem, taken))
     return list(jobs.values())
 
 
 def _expand(given: Path, root: str) -> list[tuple[Path, str]]:
-    if given.suffix in (".csv", ".json") or (given / "manifest.csv").is_file():
+    listed = any((given / name).is_file() for name in ("manifest.csv", "data.json"))
+    if listed or given.suffix.lower() in (".csv", ".json"):
         cases = load_cases(given)
         chosen = [case for case in cases if case.split == "test"] or cases
-        return [(case.image, f"{root}/{case.name}") for case in chosen]
+        return [(case.image, _inside(f"{root}/{case.name}")) for case in chosen]
     if given.is_dir():
         found = list_images(given)
         if not found:
@@ -63,42 +69,72 @@ def _expand(given: Path, root: str) -> list[tuple[Path, str]]:
     return [(given, f"{root}{given.suffix}")]
 
 
+def _inside(stem: str) -> str:
+    """A manifest may point above itself; its maps must not land above the output folder."""
+    return "/".join("up" if part == ".." else part for part in stem.split("/") if part not in ("", "."))
+
+
+def _free(stem: str, taken: set[str]) -> str:
+    """Return ``stem``, or the first of ``a~2.png``, ``a~3.png``, … that is not taken, and take it."""
+    path, count, free = PurePosixPath(stem), 1, stem
+    while free in taken:
+        count += 1
+        free = path.with_name(f"{path.stem}~{count}{path.suffix}").as_posix()
+    taken.add(free)
+    return free
+
+
 def score(model: Model, inputs: Sequence[Path], out: Path) -> tuple[int, int]:
     """Score everything not yet in ``out/scores.jsonl``; return (cases, failures) of the whole file."""
     jobs = find_jobs(inputs)
-    writable_folder(out)
-    done = _resume(out, model.bundle.fingerprint)
-    todo = [job for job in jobs if str(job.path) not in done]
-    with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance, (out / "scores.jsonl").open("a") as records:
+    records = writable_folder(out) / "scores.jsonl"
+    _claim(out, model.bundle)
+    known = _known(records)
+    done = {name for name, record in known.items() if record["error"] is None and record["map"]}  # what failed is tried again
+    taken = {known[name]["map"].removeprefix("maps/").removesuffix(".npy") for name in done}
+    todo = [Job(job.path, _free(job.stem, taken)) for job in jobs if str(job.path) not in done]
+    with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance:
         for record in _records(model, todo, out):
-            try:
-                records.write(json.dumps(record, allow_nan=False) + "\n")
-                records.flush()
-            except OSError as err:
-                raise UserError(f"{out}: could not be written ({err.strerror}); make room and run it again") from err
-            done[record["input"]] = record
+            append_json(records, record)
+            known[record["input"]] = record
             advance()
-    return len(done), sum(record["error"] is not None for record in done.values())
+    mine = [str(job.path) for job in jobs]
+    others = known.keys() - set(mine)  # of earlier runs into this folder; they come first, in their old order
+    _rewrite(records, [record for name, record in known.items() if name in others] + [known[name] for name in mine])
+    return len(known), sum(record["error"] is not None for record in known.values())
 
 
-def _resume(out: Path, fingerprint: str) -> dict[str, dict[str, Any]]:
-    """What an earlier run finished. Its failures are tried again, and a line cut short by a kill is dropped."""
-    stamp, records = out / "run.json", out / "scores.jsonl"
-    if records.exists():
-        before = json.loads(stamp.read_text()).get("bundle") if stamp.exists() else None
-        if before != fingerprint:
-            raise UserError(f"{out}: holds scores of another model; choose another --out, or delete that folder")
-    atomic_json(stamp, {"bundle": fingerprint})
-    done: dict[str, dict[str, Any]] = {}
-    for line in records.read_text().splitlines() if records.exists() else ():
+def _claim(out: Path, bundle: Bundle) -> None:
+    """A folder belongs to one model with one calibration: numbers of two would look alike and could not be told apart."""
+    settings = "".join(part.model_dump_json() for part in (bundle.config, bundle.calibration) if part is not None)
+    mine = {"model_sha256": bundle.fingerprint, "settings_sha256": hashlib.sha256(settings.encode()).hexdigest()}
+    stamp = out / "scored-by.json"
+    try:
+        theirs = json.loads(stamp.read_bytes())
+    except (FileNotFoundError, ValueError):
+        theirs = None
+    if (out / "scores.jsonl").exists() and theirs != mine:
+        raise UserError(f"{out}: holds scores of another model or calibration; choose another --out, or delete that folder")
+    atomic_json(stamp, mine)
+
+
+def _known(records: Path) -> dict[str, dict[str, Any]]:
+    """The records of earlier runs, by input. A line cut short by a kill is dropped: from here, and from the file."""
+    known: dict[str, dict[str, Any]] = {}
+    for line in records.read_bytes().splitlines() if records.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        if record["error"] is None:
-            done[record["input"]] = record
-    atomic_text(records, "".join(json.dumps(record) + "\n" for record in done.values()))
-    return done
+        if isinstance(record, dict) and tuple(record) == FIELDS:
+            known[record["input"]] = record
+    if records.exists():
+        _rewrite(records, list(known.values()))
+    return known
+
+
+def _rewrite(records: Path, content: Sequence[dict[str, Any]]) -> None:
+    atomic_text(records, "".join(json.dumps(record) + "\n" for record in content))
 
 
 def _records(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[dict[str, Any]]:
@@ -106,45 +142,48 @@ def _records(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[dict[str,
         image = read_image(job.path)
         return Loaded(image, model.prepare(image))
 
-    for group in grouped(ahead(load, jobs), model.batch):
+    for group in grouped(ahead(load, jobs, model.batch + READ_AHEAD), model.batch):
         good = [(job, future.result()) for job, future in group if future.exception() is None]
         for job, future in group:
-            if future.exception() is not None:
-                yield _failed(job, future)
+            if (err := future.exception()) is not None:
+                yield _record(job, error=reason(err))
         if not good:
             continue
         begun = time.monotonic()
         results = model.results([loaded.prepared for _, loaded in good])
         seconds = (time.monotonic() - begun) / len(good)
         for (job, loaded), result in zip(good, results, strict=True):
-            yield _written(model, job, loaded, result, seconds, out)
+            if math.isfinite(result.score):
+                yield _written(model, job, loaded, result, seconds, out)
+            else:
+                yield _record(job, error=f"{job.path}: the model's score is {result.score}; its training may have diverged")
+
+
+def _record(job: Job, **values: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(FIELDS), "input": str(job.path), **values}
 
 
 def _written(model: Model, job: Job, loaded: Loaded, result: Result, seconds: float, out: Path) -> dict[str, Any]:
     """Write the map and the overlay, and only then say so in a record."""
-    target = out / "maps" / f"{job.stem}.npy"
-    target.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.save(buffer, result.heatmap)
-    atomic_bytes(target, buffer.getvalue())
+    place = f"maps/{job.stem}.npy"
+    _write(out / place, buffer)
     if model.bundle.calibration is not None:
-        _write_overlay(out / "overlays" / f"{job.stem}.png", loaded, result, model.bundle.calibration.heat_scale)
+        _write(out / "overlays" / f"{job.stem}.png", _overlay(loaded, result, model.bundle.calibration.heat_scale))
     numbers = {"score": result.score, "p_value": result.p_value, "flag": result.flag}
-    place = {"map": target.relative_to(out).as_posix(), "seconds": round(seconds, 4)}
-    return {"input": str(job.path), "slice": None, **numbers, **place, "error": None}
+    return _record(job, **numbers, map=place, seconds=round(seconds, 4))
 
 
-def _write_overlay(target: Path, loaded: Loaded, result: Result, scale: float) -> None:
+def _overlay(loaded: Loaded, result: Result, scale: float) -> io.BytesIO:
     import PIL.Image
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     PIL.Image.fromarray(overlay(loaded.image.pixels, result.heatmap, scale)).save(buffer, "png")
-    atomic_bytes(target, buffer.getvalue())
+    return buffer
 
 
-def _failed(job: Job, future: Future[Loaded]) -> dict[str, Any]:
-    err = future.exception()
-    text = str(err) if isinstance(err, UserError) else f"{type(err).__name__}: {err}"
-    empty = dict.fromkeys(("slice", "score", "p_value", "flag", "map", "seconds"))
-    return {"input": str(job.path), **empty, "error": text}
+def _write(target: Path, content: io.BytesIO) -> None:
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_bytes(target, content.getvalue())

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from reshift.errors import UserError
 from reshift.methods.detector import Detector, Objective, Stage, Step
 from reshift.progress import progress
 from reshift.runlog import RunLog
-from reshift.runtime import Place, precision
+from reshift.runtime import Place, Recorder, precision, to_device
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -39,12 +39,19 @@ class _Run(NamedTuple):
     log: RunLog
 
 
+class _Trained(NamedTuple):
+    """An objective and the optimiser that follows it."""
+
+    objective: Objective
+    optimiser: torch.optim.Optimizer
+
+
 def fit(detector: Detector, source: Source, config: Config, folder: Path, place: Place) -> float:
     """Train every stage, from ``folder``'s checkpoint if there is one; return the seconds it took, over all resumes.
 
     The result does not depend on interruptions: on the CPU it is the same to the bit.
     """
-    module = as_module(detector).to(source.device)
+    module = to_device(as_module(detector), source.device)
     batch = batch_size(config.train.batch, len(source), place.world)
     tensors, position = load_checkpoint(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else ({}, Position())
     if tensors:
@@ -61,26 +68,34 @@ def fit(detector: Detector, source: Source, config: Config, folder: Path, place:
 
 
 def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict[str, Tensor], stopped: Event) -> None:
-    config, source, place = run.config.train, run.source, run.place
-    total = stage.epochs * math.ceil(len(source) / run.batch)
-    optimisers = _prepare(stage, run.module, source, config, fresh=first == 0)
-    for i, optimiser in enumerate(optimisers if first else ()):
+    config, place = run.config.train, run.place
+    total = stage.epochs * math.ceil(len(run.source) / run.batch)
+    trained = _prepare(stage, run.module, run.source, config, fresh=first == 0)
+    for i, (_, optimiser) in enumerate(trained if first else ()):
         restore_optimiser(optimiser, i, tensors)
-    generator, saved = torch.Generator(source.device), time.monotonic()
+    step = Step(torch.Generator(run.source.device), place.rank, place.world)
+    recorder = Recorder(step.generator, enabled=config.graphs and place.world == 1)
+    saved = time.monotonic()
     with progress(stage.name, total, first, quiet=place.rank > 0) as advance:
-        for step, images in _stream(run, number, first, total):
-            generator.manual_seed(_mix(run.config.seed, number, step))
-            logs = _step(stage, optimisers, images, Step(step, generator, place.rank, place.world), config)
-            stop = _agree(stopped.is_set(), step, run)
-            due = stop or _agree(time.monotonic() - saved >= config.checkpoint_seconds, step, run)
-            last = step + 1 == total
-            if step % config.log_every == 0 or last or due:
-                advance(0, _log(run, stage, step, total, logs))
-            if due and not last:
-                _save(run, optimisers, Position(number, step + 1, run.log.seconds))
+        for index, images in _stream(run, number, first, total):
+            step.generator.manual_seed(_mix(run.config.seed, number, index))
+            due = tuple(pair for pair in trained if index % pair.objective.every == 0)
+            logs = recorder(due, partial(_step, due, step=step, config=config), images)
+            for objective, _ in due:
+                if objective.after is not None:
+                    objective.after(step)
+            stop = _agree(stopped.is_set(), index, run)
+            save = stop or _agree(time.monotonic() - saved >= config.checkpoint_seconds, index, run)
+            last = index + 1 == total
+            if index % config.log_every == 0 or last or save:
+                advance(0, _log(run, stage, index, total, logs))
+            if save and not last:
+                _save(run, [pair.optimiser for pair in trained], Position(number, index + 1, run.log.seconds))
                 saved = time.monotonic()
             if stop:
-                raise UserError(f"stopped after step {step + 1} of {total} of stage '{stage.name}'; --resume continues from here")
+                raise UserError(
+                    f"stopped after step {index + 1} of {total} of stage '{stage.name}'; --resume continues from here"
+                )
             advance()
 
 
@@ -104,7 +119,7 @@ def _stop_signals() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def _prepare(stage: Stage, module: nn.Module, source: Source, config: TrainConfig, *, fresh: bool) -> list[torch.optim.Optimizer]:
+def _prepare(stage: Stage, module: nn.Module, source: Source, config: TrainConfig, *, fresh: bool) -> list[_Trained]:
     """Freeze what this stage does not train, let it look at the data once, and make one AdamW per objective."""
     module.eval().requires_grad_(False)
     if fresh and stage.begin is not None:
@@ -113,25 +128,22 @@ def _prepare(stage: Stage, module: nn.Module, source: Source, config: TrainConfi
     for objective in stage.objectives:
         for part in objective.modules:
             part.train().requires_grad_(True)
-    return [_adamw(objective, config, source.device) for objective in stage.objectives]
+    return [_Trained(objective, _adamw(objective, config, gpu=source.device.type == "cuda")) for objective in stage.objectives]
 
 
-def _adamw(objective: Objective, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(_parameters(objective), lr=config.lr, weight_decay=config.weight_decay, fused=device.type == "cuda")
+def _adamw(objective: Objective, config: TrainConfig, *, gpu: bool) -> torch.optim.Optimizer:
+    decay = config.weight_decay
+    return torch.optim.AdamW(_parameters(objective), lr=config.lr, weight_decay=decay, fused=gpu, capturable=gpu)
 
 
 def _parameters(objective: Objective) -> list[nn.Parameter]:
     return [p for part in objective.modules for p in part.parameters()]
 
 
-def _step(
-    stage: Stage, optimisers: Sequence[torch.optim.Optimizer], x: Tensor, step: Step, config: TrainConfig
-) -> dict[str, Tensor]:
+def _step(due: Sequence[_Trained], x: Tensor, step: Step, config: TrainConfig) -> dict[str, Tensor]:
     """One step of every objective that is due."""
     logs: dict[str, Tensor] = {}
-    for objective, optimiser in zip(stage.objectives, optimisers, strict=True):
-        if step.index % objective.every:
-            continue
+    for objective, optimiser in due:
         optimiser.zero_grad(set_to_none=True)
         with precision(x.device, config.amp):
             losses = objective.loss(x, step)
@@ -141,8 +153,6 @@ def _step(
         if config.clip:
             logs["gradient"] = nn.utils.clip_grad_norm_(parameters, config.clip)
         optimiser.step()
-        if objective.after is not None:
-            objective.after(step)
         logs |= {name: value.detach() for name, value in losses.items()}
     return logs
 
@@ -185,7 +195,7 @@ def _mix(seed: int, stage: int, step: int) -> int:
 
 
 def _agree(mine: bool, step: int, run: _Run) -> bool:
-    """One process's wish is everybody's: a checkpoint is taken by all or none. Asked every 8th step, as asking costs a round trip."""
+    """One process's wish is everybody's: all take a checkpoint, or none. Asked every 8th step, as asking costs a round trip."""
     if run.place.world == 1:
         return mine
     if step % 8:

@@ -2,34 +2,63 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from reshift.errors import UserError
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A full disk or a forbidden folder becomes one line that names ``path``; the system's own error often does not."""
+    try:
+        yield
+    except OSError as err:
+        reason = err.strerror or str(err)
+        raise UserError(
+            f"{path}: could not be written ({reason}); make room, or choose another folder, and run it again"
+        ) from err
+
+
 def atomic_bytes(path: Path, data: bytes) -> None:
     """Write ``data`` so that a kill or a full disk leaves the old file, or none, but never half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut may keep the name and lose the bytes
-        temporary.replace(path)
-    except OSError as err:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: could not be written ({err.strerror}); nothing was left half-written") from err
+    temporary = path.with_name(f".{os.getpid()}-{get_ident()}.tmp")  # as short as can be: ``path`` may have the longest name
+    with naming(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # before the rename, or a power cut may keep the name and lose the bytes
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def atomic_text(path: Path, text: str) -> None:
-    """Write text atomically."""
-    atomic_bytes(path, text.encode())
+    """Write text atomically; a file name in it that is not valid UTF-8 keeps its bytes."""
+    atomic_bytes(path, text.encode("utf-8", "surrogateescape"))
 
 
 def atomic_json(path: Path, value: Any) -> None:
     """Write JSON atomically; NaN is refused, since no JSON reader has to take it."""
     atomic_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def append_json(path: Path, value: Any) -> None:
+    """Append one line of JSON; when the disk is full, what was there stays and nothing of the line does."""
+    line = (json.dumps(value, allow_nan=False) + "\n").encode()
+    with naming(path), path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            while line:  # unbuffered: a nearly full disk takes a part, and complains about the rest
+                line = line[file.write(line) :]
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def writable_folder(path: Path) -> Path:

@@ -13,7 +13,10 @@ def masked_forward(z0: Tensor, eps: Tensor, M: Tensor, a_bar: Tensor) -> Tensor:
 
 
 def clean_estimate(z_t: Tensor, eps_hat: Tensor, z0: Tensor, M: Tensor, a_bar: Tensor) -> Tensor:
-    """Eq. 7: :math:`\\hat z_0^M = (1-\\bar M) z_0 + \\bar M (z_t^M - \\sqrt{1-\\bar\\alpha_t}\\,\\epsilon_\\omega) / \\sqrt{\\bar\\alpha_t}`."""
+    """Eq. 7.
+
+    :math:`\\hat z_0^M = (1-\\bar M) z_0 + \\bar M (z_t^M - \\sqrt{1-\\bar\\alpha_t} \\epsilon_\\omega) / \\sqrt{\\bar\\alpha_t}`
+    """
     signal, noise = _roots(a_bar, z0)
     return (1.0 - M) * z0 + M * ((z_t - noise * eps_hat) / signal)
 

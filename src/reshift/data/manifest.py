@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from os.path import normpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ def load_cases(data: Path, subject: str | None = None) -> list[Case]:
 def check_cases(cases: list[Case], source: Path) -> list[Case]:
     """Refuse leaks, abnormal training images and missing files."""
     if not cases:
-        raise UserError(f"{source}: lists no images")
+        raise UserError(f"{source}: lists no images; give it one row per image")
     for case in cases:
         if case.label == 1 and case.split != "test":
             raise UserError(f"{source}: {case.name} is abnormal but in the {case.split} split; only normals may be learned from")
@@ -57,12 +58,21 @@ def check_cases(cases: list[Case], source: Path) -> list[Case]:
             raise UserError(
                 f"{source}: subject '{case.subject}' is in two splits: {both}; that leaks, keep a subject in one split"
             )
+    _refuse_repeats(cases, source)
     files = [path for case in cases for path in (case.image, case.mask) if path is not None]
     missing = [path for path in files if not path.is_file()]
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UserError(f"{source}: {missing[0]} does not exist{more}; paths are relative to the manifest")
     return cases
+
+
+def _refuse_repeats(cases: Sequence[Case], source: Path) -> None:
+    """One file under two subjects could be learned from and tested on, unnoticed."""
+    count = Counter(normpath(case.image) for case in cases)
+    image, times = count.most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{source}: lists {image} {times} times; keep one of its rows")
 
 
 def hold_out(cases: Sequence[Case], share: float, shuffle: Callable[[int], Sequence[int]]) -> tuple[list[Case], list[Case]]:
@@ -81,7 +91,7 @@ def fingerprint(cases: Sequence[Case]) -> str:
     """Return a hash of what was learned from: names, subjects and the bytes of every file."""
     digest = hashlib.blake2b(digest_size=16)
     for case in sorted(cases):
-        digest.update(f"{case.name}\0{case.subject}\0{case.label}\0{case.split}\0".encode())
+        digest.update(f"{case.name}\0{case.subject}\0{case.label}\0{case.split}\0".encode("utf-8", "surrogateescape"))
         for path in (case.image, case.mask):
             digest.update(hashlib.blake2b(path.read_bytes()).digest() if path else b"-")
     return digest.hexdigest()
@@ -111,20 +121,22 @@ def _from_csv(path: Path) -> list[Case]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             names = reader.fieldnames or []
-            rows = list(reader)
+            rows = [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as err:
-        raise UserError(f"{path}: not a CSV file ({err})") from None
-    for name in names:
+        raise UserError(f"{path}: not a CSV file ({err}); save it as CSV in UTF-8, with commas") from None
+    for name, times in Counter(names).items():
         if name not in COLUMNS:
             raise UserError(f"{path}: unknown column '{name}'{nearest(name, COLUMNS)}")
+        if times > 1:
+            raise UserError(f"{path}: has the column '{name}' {times} times; keep one of them")
     if "image" not in names:
         raise UserError(f"{path}: has no 'image' column; a manifest has {', '.join(COLUMNS)}")
-    return [_case(path, number, row) for number, row in enumerate(rows, start=2)]
+    return [_case(path, line, row) for line, row in rows]
 
 
 def _case(path: Path, line: int, row: dict[str, Any]) -> Case:
     if None in row or any(value is None for value in row.values()):
-        raise UserError(f"{path}, line {line}: wrong number of fields")
+        raise UserError(f"{path}, line {line}: wrong number of fields; quote a field that has a comma in it")
     name, label, split = row["image"], row.get("label") or "0", row.get("split") or "train"
     if not name:
         raise UserError(f"{path}, line {line}: the image field is empty")
@@ -141,6 +153,8 @@ def _from_medianomaly(path: Path) -> list[Case]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         lists = [("train", 0, table["train"]["0"]), ("test", 0, table["test"]["0"]), ("test", 1, table["test"]["1"])]
+        if not all(isinstance(names, list) and all(isinstance(n, str) for n in names) for _, _, names in lists):
+            raise TypeError
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not a MedIAnomaly data.json (needs train/0, test/0 and test/1 lists)") from None
     images = path.parent / "images"

@@ -100,9 +100,7 @@ def _check(kind: str, size: int) -> None:
         raise UserError(f"Phantom size {size} is too small: use at least {SMALLEST_SIZE} pixels.")
 
 
-def _draw_with_note(
-    kind: str, subject: int, level: int, *, abnormal: bool, size: int, seed: int
-) -> tuple[Phantom, str]:
+def _draw_with_note(kind: str, subject: int, level: int, *, abnormal: bool, size: int, seed: int) -> tuple[Phantom, str]:
     """Draw one slice and say which lesion it has ("" when healthy)."""
     _check(kind, size)
 

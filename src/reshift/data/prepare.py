@@ -42,7 +42,8 @@ def prepare(image: Image, config: DataConfig) -> Prepared:
 def prepare_mask(mask: NDArray[np.bool_], geometry: Geometry, size: int) -> NDArray[np.bool_]:
     """Take a mask the same way, by nearest neighbour: a mask has no half pixels."""
     if mask.shape != (geometry.height, geometry.width):
-        raise ValueError(f"mask is {mask.shape[1]}×{mask.shape[0]}, its image {geometry.width}×{geometry.height}")
+        sizes = f"mask is {mask.shape[1]}×{mask.shape[0]} pixels, its image {geometry.width}×{geometry.height}"
+        raise ValueError(f"{sizes}; draw the mask on the image's own pixels")
     at = ((np.arange(size) + 0.5) * geometry.side / size).astype(int)
     return np.asarray(_crop(mask, geometry)[np.ix_(at, at)])
 
@@ -104,5 +105,7 @@ def _scale(pixels: NDArray[np.float32], image: Image, rule: str) -> NDArray[np.f
         low, high = (float(v) for v in np.percentile(pixels, (0.5, 99.5)))
         if high <= low:  # nearly constant: the two percentiles meet, the extremes do not
             low, high = float(pixels.min()), float(pixels.max())
-    scaled: NDArray[np.float32] = np.clip((pixels - low) * (2.0 / (high - low)) - 1.0, -1.0, 1.0).astype(np.float32)
-    return scaled
+    if high <= low:  # colours that differ, of one and the same grey
+        raise UserError(f"{image.source}: every pixel has the same grey value; there is nothing to see, remove the file")
+    unit = np.subtract(pixels, low, dtype=np.float64) / (high - low)  # float32 would overflow at either end of a float file
+    return np.clip(unit * 2.0 - 1.0, -1.0, 1.0).astype(np.float32)

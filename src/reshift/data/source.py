@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reshift.config import DataConfig
@@ -48,8 +49,18 @@ class Source:
             yield self.batch(range(start, min(start + CHUNK, len(self))))
 
     def _load(self, indices: Sequence[int]) -> Tensor:
-        pixels = self.pool.map(lambda i: prepare(read_image(self.cases[i].image), self.config).pixels, indices)
+        pixels = self.pool.map(lambda i: _prepared(self.cases[i], self.config), indices)
         return torch.from_numpy(np.stack(list(pixels)))
+
+
+def check_images(cases: Sequence[Case], config: DataConfig) -> None:
+    """Read and drop every image: a damaged one shows now, and not after hours of training."""
+    for _, future in ahead(lambda case: _prepared(case, config), cases):
+        future.result()
+
+
+def _prepared(case: Case, config: DataConfig) -> NDArray[np.float32]:
+    return prepare(read_image(case.image), config).pixels
 
 
 Item = TypeVar("Item")

@@ -23,10 +23,10 @@ class Step:
     """One training step's randomness and its place among the processes.
 
     Every process draws for the global batch and keeps its own rows, so two processes see what one would. Seeding by step
-    makes a resumed run draw what the killed one would have drawn, with no generator state to save.
+    makes a resumed run draw what the killed one would have drawn, with no generator state to save. A loss must draw from here
+    and nowhere else, and must not branch on tensor values: on a GPU its step is recorded once and replayed.
     """
 
-    index: int
     generator: torch.Generator
     rank: int = 0
     world: int = 1

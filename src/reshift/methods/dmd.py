@@ -75,7 +75,7 @@ class DMD(nn.Module):
         "paper": {},
         "quick": {
             "train": {"batch": 16, "lr": 1e-3},
-            "model": {"stage1_epochs": 30, "stage2_epochs": 20, "unet_widths": [48, 64, 96]},
+            "model": {"stage1_epochs": 60, "stage2_epochs": 20, "unet_widths": [48, 64, 96], "restart_after": 25},
         },
     }
     alpha_bar: Tensor
@@ -109,8 +109,9 @@ class DMD(nn.Module):
         second = tuple(m for m in (self.denoiser, self.shift) if not isinstance(m, nn.Identity))
         if not s.pretraining:
             joint = Objective((self.vqvae, *second), self._joint, after=self._restart_dead_codes)
-            return (Stage("joint", s.stage2_epochs, (joint,)),)
-        first = Stage("autoencoder", s.stage1_epochs, (Objective((self.vqvae,), self._stage1, after=self._restart_dead_codes),))
+            return (Stage("joint", s.stage2_epochs, (joint,), begin=self._fit_codebook),)
+        pretraining = Objective((self.vqvae,), self._stage1, after=self._restart_dead_codes)
+        first = Stage("autoencoder", s.stage1_epochs, (pretraining,), begin=self._fit_codebook)
         if not second:
             return (first,)
         return (first, Stage("restoration", s.stage2_epochs, (Objective(second, self._stage2),), begin=self._fit_scale))
@@ -143,7 +144,7 @@ class DMD(nn.Module):
         eps = step.normal(*z0.shape)
         a_bar = at(self.alpha_bar, t)
         z_t = masked_forward(z0, eps, M, a_bar)
-        eps_hat = self.denoiser(z_t, t).float()
+        eps_hat = self.denoiser(z_t, t).to(z_t.dtype)
         z0_hat = clean_estimate(z_t, eps_hat, z0, M, a_bar)
         return z0_hat, {"diffusion": diffusion_loss(eps, eps_hat, M), "latent_peak": z0_hat.detach().abs().amax()}
 
@@ -154,14 +155,14 @@ class DMD(nn.Module):
         if not self.settings.classifier:
             return {**logs, "loss": l_diff}
         x_r = x_r if self.settings.feedback else x_r.detach()
-        logits, logits_r = self.shift(torch.cat([x, x_r])).float().chunk(2)  # one joint batch for BatchNorm's sake
+        logits, logits_r = self.shift(torch.cat([x, x_r])).to(x.dtype).chunk(2)  # one joint batch for BatchNorm's sake
         l_cls = classification_loss(logits, logits_r)
         right = torch.cat([logits[:, 0] > logits[:, 1], logits_r[:, 1] > logits_r[:, 0]]).float().mean()
         return {**logs, "loss": stage2_loss(l_diff, l_cls, self.settings.lambda_cls), "classification": l_cls, "accuracy": right}
 
     def _vq(self, x: Tensor, x_hat: Tensor, q: Quantized) -> Tensor:
         """Eq. 4 divided by C·H·W: AdamW does not feel the factor, gradient clipping and the log do."""
-        return vq_loss(x, x_hat.float(), q.z_e, q.z_q, self.settings.beta_c) / x[0].numel()
+        return vq_loss(x, x_hat.to(x.dtype), q.z_e, q.z_q, self.settings.beta_c) / x[0].numel()
 
     def _random_mask(self, z0: Tensor, step: Step) -> Tensor:
         """Eq. A1 for every sample."""
@@ -180,7 +181,7 @@ class DMD(nn.Module):
         counts = step.total(code_counts(q.k, self.settings.codes))
         self.idle.copy_(torch.where(counts > 0, 0.0, self.idle + 1.0))
         if self.settings.restart_after:
-            self._recent = step.gather(q.z_e.detach()).permute(0, 2, 3, 1).flatten(0, 2)  # (B·h·w, d_z)
+            self._recent = _vectors(step.gather(q.z_e.detach()))
         usage, perplexity = usage_and_perplexity(counts)
         return {"code_usage": usage, "code_perplexity": perplexity}
 
@@ -193,6 +194,14 @@ class DMD(nn.Module):
         with torch.no_grad():
             self.vqvae.codebook[dead] = self._recent[pick]
         self.idle[dead] = 0.0
+
+    def _fit_codebook(self, images: Iterable[Tensor]) -> None:
+        """Algorithm 1, line 1: start the codes on outputs of the untrained encoder. Random codes collapse to a handful."""
+        generator = torch.Generator().manual_seed(0)
+        self.vqvae.encoder.train()  # batch statistics, as in the first step; running ones do not exist yet
+        samples = [_some_rows(_vectors(self.vqvae.encode(x).z_e), self.settings.codes, generator) for x in images]
+        self.vqvae.encoder.eval()
+        self.vqvae.codebook.copy_(_some_rows(torch.cat(samples), self.settings.codes, generator))
 
     def _fit_scale(self, images: Iterable[Tensor]) -> None:
         """Set ``scale`` to 1 / std of z_q over the training images."""
@@ -212,7 +221,7 @@ class DMD(nn.Module):
         return self.vqvae.encode(x).z_q * self.scale
 
     def _decode(self, z0: Tensor) -> Tensor:
-        return self.vqvae.decode(z0 / self.scale).float()
+        return self.vqvae.decode(z0 / self.scale).to(z0.dtype)
 
     def inference_masks(self) -> tuple[Tensor, Tensor]:
         """The K_M grid masks and one Gaussian draw for each, the same for every image; drawn on the CPU for every device."""
@@ -231,7 +240,7 @@ class DMD(nn.Module):
         t = torch.full((b * k,), self.settings.t_star, device=z0.device)
         a_bar = at(self.alpha_bar, t)
         z_t = masked_forward(z0, eps.repeat(b, 1, 1, 1), M, a_bar)
-        z0_hat = clean_estimate(z_t, self.denoiser(z_t, t).float(), z0, M, a_bar)
+        z0_hat = clean_estimate(z_t, self.denoiser(z_t, t).to(z_t.dtype), z0, M, a_bar)
         return torch.unflatten(self._decode(z0_hat), 0, (b, k))
 
     def anomaly_map(self, x: Tensor) -> Tensor:
@@ -256,3 +265,14 @@ class DMD(nn.Module):
             return Prediction(self.shift(images).float().softmax(1)[:, 1], heatmap)
 
         return batch_invariant(one, x)
+
+
+def _vectors(z: Tensor) -> Tensor:
+    """``(B, d_z, h, w)`` → ``(B·h·w, d_z)``."""
+    return z.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def _some_rows(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return ``count`` random rows, repeated only if there are too few."""
+    order = torch.randperm(max(len(rows), count), generator=generator)[:count] % len(rows)
+    return rows[order.to(rows.device)]

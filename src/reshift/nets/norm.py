@@ -13,13 +13,13 @@ class _SumOverProcesses(torch.autograd.Function):
     """All-reduce whose gradient is an all-reduce: every process's output depends on every process's input."""
 
     @staticmethod
-    def forward(ctx: object, value: Tensor) -> Tensor:
+    def forward(_ctx: object, value: Tensor) -> Tensor:
         total = value.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(ctx: object, *grads: Tensor) -> Tensor:
+    def backward(_ctx: object, *grads: Tensor) -> Tensor:
         total = grads[0].clone()
         dist.all_reduce(total)
         return total

@@ -49,7 +49,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, _emb: Tensor) -> Tensor:
         """``(B, C, h, w)`` → the same shape."""
         b, c, h, w = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(b, 3, self.heads, c // self.heads, h * w).transpose(-1, -2).unbind(1)
+        q, k, v = self.qkv(self.norm(x)).reshape(b, 3, self.heads, c // self.heads, h * w).transpose(-1, -2).unbind(1)
         y = F.scaled_dot_product_attention(q, k, v)  # (B, heads, hw, C / heads)
         out: Tensor = x + self.out(y.transpose(-1, -2).reshape(b, c, h, w))
         return out
@@ -85,7 +85,7 @@ class UNet(nn.Module):
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         """``z (B, C, h, w)``, ``t (B,)`` → ε of z's shape."""
-        emb = self.time(timestep_embedding(t, self.embedding_dim))
+        emb = self.time(timestep_embedding(t, self.embedding_dim).to(z.dtype))
         x = self.stem(z)
         skips = [x]
         for layer in self.down:

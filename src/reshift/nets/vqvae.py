@@ -41,7 +41,7 @@ class VQVAE(nn.Module):
 
     def encode(self, x: Tensor) -> Quantized:
         """Eqs. 1–3. Distances in float32 even under autocast: bf16 would pick wrong neighbours."""
-        z_e = self.encoder(x).float()
+        z_e = self.encoder(x).to(self.codebook.dtype)
         with torch.autocast(x.device.type, enabled=False):
             k = nearest_code(z_e, self.codebook)
             z_q = lookup(k, self.codebook)
