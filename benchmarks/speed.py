@@ -52,6 +52,33 @@ class Bench(NamedTuple):
 # ---- training ----------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def phantoms(images: int, size: int) -> Iterator[list[Case]]:
+    """Healthy phantom pictures as PNG files, for as long as the block runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield load_cases(write_phantom(Path(folder), train=images, test_normal=0, test_abnormal=0, size=size))
+
+
+class Clocked(Source):
+    """One batch of images in memory; notes the time whenever the training loop has taken another ``block`` batches."""
+
+    def __init__(self, cases: Sequence[Case], device: torch.device, block: int) -> None:
+        super().__init__(cases, DataConfig(), device)
+        self.block, self.taken, self.marks = block, 0, list[float]()
+
+    def batch(self, indices: Sequence[int], following: Sequence[int] = ()) -> Tensor:
+        """Return a batch, as every source does."""
+        if self.taken % self.block == 0:
+            finish(self.device)
+            self.marks.append(time.perf_counter())
+        self.taken += 1
+        return super().batch(indices, following)
+
+    def batches(self) -> Iterator[Tensor]:
+        """All images once: what a stage looks at before its first step, which is not timed."""
+        yield super().batch(range(len(self)))
+
+
 def train(device: torch.device, number: int, *, blocks: int, block: int, **settings: Any) -> list[float]:
     """Seconds per step, block by block, of the paper's Stage I or II in ``reshift.train.fit``."""
     steps = [0, 0]
@@ -135,7 +162,8 @@ def peak_items(device: torch.device) -> dict[str, Callable[[], object]]:
         score(model(device), pictures(images))
 
     batch = GPU_BATCH if device.type == "cuda" else 1
-    step = partial(train, device, blocks=2, block=1)  # the optimiser's moments exist from the first step on
+    block = 10 if device.type == "cuda" else 1  # enough for the optimiser's moments to exist and a graph to be recorded
+    step = partial(train, device, blocks=2, block=block)
     items: dict[str, Callable[[], object]] = {f"{name}, batch {BATCH}": partial(step, n) for n, name in enumerate(STAGES)}
     return items | {f"inference, batch {n}": partial(infer, n) for n in sorted({1, batch})}
 
