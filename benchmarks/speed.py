@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from measure import Table, exponent, machine, peak_mib, summary, timed
+from measure import Clocked, Table, exponent, machine, peak_mib, phantoms, summary, timed
 from reshift.bundle import Bundle, build
 from reshift.config import Config, DataConfig, TrainConfig
 from reshift.data.prepare import prepare
@@ -50,33 +50,6 @@ class Bench(NamedTuple):
 
 
 # ---- training ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def phantoms(images: int, size: int) -> Iterator[list[Case]]:
-    """Healthy phantom pictures as PNG files, for as long as the block runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield load_cases(write_phantom(Path(folder), train=images, test_normal=0, test_abnormal=0, size=size))
-
-
-class Clocked(Source):
-    """One batch of images in memory; notes the time whenever the training loop has taken another ``block`` batches."""
-
-    def __init__(self, cases: Sequence[Case], device: torch.device, block: int) -> None:
-        super().__init__(cases, DataConfig(), device)
-        self.block, self.taken, self.marks = block, 0, list[float]()
-
-    def batch(self, indices: Sequence[int], following: Sequence[int] = ()) -> Tensor:
-        """Return a batch, as every source does."""
-        if self.taken % self.block == 0:
-            finish(self.device)
-            self.marks.append(time.perf_counter())
-        self.taken += 1
-        return super().batch(indices, following)
-
-    def batches(self) -> Iterator[Tensor]:
-        """All images once: what a stage looks at before its first step, which is not timed."""
-        yield super().batch(range(len(self)))
 
 
 def train(device: torch.device, number: int, *, blocks: int, block: int, **settings: Any) -> list[float]:
