@@ -1,6 +1,7 @@
 """One test per equation of the paper, each against a slow loop that follows the paper's own indices."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -209,7 +210,7 @@ def test_eq14_overlap_average() -> None:
 @pytest.mark.parametrize("rho", [1e-9, 0.004, 0.02, 0.0625, 0.1, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize(("h", "w"), [(16, 16), (16, 8)])
 def test_eq_a1_side_follows_the_min_max_round_rule(rho: float, h: int, w: int) -> None:
-    expected = min(min(h, w), max(1, round(math.sqrt(rho * h * w))))
+    expected = min(h, w, max(1, round(math.sqrt(rho * h * w))))
     assert square_side(torch.tensor([rho], dtype=torch.float64), h, w).tolist() == [expected]
 
 
@@ -240,7 +241,7 @@ def test_grid_covers_everything_and_ends_at_h_minus_side(length: int, side: int,
     assert starts[0] == 0
     assert starts[-1] == length - side
     assert starts == sorted(set(starts))
-    assert all(b - a <= stride for a, b in zip(starts, starts[1:], strict=False))
+    assert all(b - a <= stride for a, b in pairwise(starts))
     masks = grid_masks(length, length, side, stride)
     assert len(masks) == len(starts) ** 2
     assert bool((masks.sum(0) >= 1).all())

@@ -125,9 +125,7 @@ def test_manifest_describes_the_files(kind: str, tmp_path: Path) -> None:
     rows = rows_of(manifest)
     assert manifest == tmp_path / "manifest.csv"
     assert tuple(rows[0]) == COLUMNS == ("image", "mask", "subject", "label", "split", "note")
-    assert [(row["split"], row["label"]) for row in rows] == (
-        [("train", "0")] * 10 + [("test", "0")] * 5 + [("test", "1")] * 13
-    )
+    assert [(row["split"], row["label"]) for row in rows] == ([("train", "0")] * 10 + [("test", "0")] * 5 + [("test", "1")] * 13)
     for row in rows:
         with Image.open(tmp_path / row["image"]) as image:
             assert (image.mode, image.size) == ("L", (32, 32))

@@ -78,7 +78,7 @@ def reference(scores: Sequence[float], pixels: PixelHistogram, config: Calibrate
     return Reference(images=len(scores), image_threshold=threshold, pixel_threshold=pixel, scores=ordered)
 
 
-def false_positive_range(n: int, quantile: float, draws: int = 20_000) -> tuple[float, float]:
+def false_positive_range(n: int, quantile: float, draws: int = 200_000) -> tuple[float, float]:
     """95 % range of the true false-positive rate when the threshold is the ``quantile`` of ``n`` normals.
 
     By simulation. The share of the population below the k-th of n values is Beta(k, n + 1 - k) for every continuous

@@ -206,7 +206,7 @@ def _agree(mine: bool, step: int, run: _Run) -> bool:
 
 
 def _log(run: _Run, stage: Stage, step: int, total: int, logs: dict[str, Tensor]) -> str:
-    values = {name: float(value) for name, value in logs.items()}
+    values = dict(zip(logs, _mean_over_processes(list(logs.values()), run.place.world), strict=True))
     lr = run.config.train.lr
     if not math.isfinite(values["loss"]):
         raise UserError(
@@ -216,6 +216,13 @@ def _log(run: _Run, stage: Stage, step: int, total: int, logs: dict[str, Tensor]
     epoch = step * stage.epochs // total + 1
     run.log.write({"stage": stage.name, "epoch": epoch, "step": step, "steps": total, **values, "lr": lr})
     return f"loss {values['loss']:.4f}"
+
+
+def _mean_over_processes(values: Sequence[Tensor], world: int) -> list[float]:
+    stacked = torch.stack([value.float() for value in values])
+    if world > 1:
+        dist.all_reduce(stacked)
+    return [float(v) for v in stacked / world]
 
 
 def _save(run: _Run, optimisers: Sequence[torch.optim.Optimizer], position: Position) -> None:

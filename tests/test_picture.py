@@ -1,0 +1,83 @@
+"""Overlays: the same value is the same colour in every image."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reshift.picture import RAMP, colours, grey, overlay
+
+some = settings(deadline=None, max_examples=50)
+
+
+def test_the_ramp_has_its_ends_and_clips_beyond() -> None:
+    found = colours(np.array([[0.0, 1.0, -5.0, 7.0]], dtype=np.float32))
+    assert found.shape == (1, 4, 3)
+    assert found.dtype == np.uint8
+    assert found[0].tolist() == [RAMP[0].tolist(), RAMP[-1].tolist(), RAMP[0].tolist(), RAMP[-1].tolist()]
+    knots = np.linspace(0.0, 1.0, len(RAMP), dtype=np.float32)[None]
+    np.testing.assert_array_equal(colours(knots)[0], RAMP)
+
+
+def test_luminance_rises_all_the_way() -> None:
+    rgb = colours(np.linspace(0.0, 1.0, 257, dtype=np.float32)[None])[0].astype(np.float64) / 255.0
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)  # sRGB
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+    assert (np.diff(luminance[::8]) > 0).all()
+    assert (np.diff(luminance) >= 0).all()
+
+
+@given(st.floats(0.0, 4.0, width=32), st.floats(0.1, 3.0))
+@some
+def test_a_value_has_one_colour_whatever_else_is_in_the_image(value: float, scale: float) -> None:
+    """A fixed scale: neither a hotter neighbour nor a second image changes how a value is drawn."""
+    pixels = np.linspace(0.0, 200.0, 64, dtype=np.float32).reshape(8, 8, 1)
+    alone = np.zeros((8, 8), dtype=np.float32)
+    alone[3, 3] = value
+    crowded = np.random.default_rng(0).uniform(0.0, 50.0, (8, 8)).astype(np.float32)
+    crowded[3, 3] = value
+    np.testing.assert_array_equal(overlay(pixels, alone, scale)[3, 3], overlay(pixels, crowded, scale)[3, 3])
+
+
+def test_blending_follows_its_formula() -> None:
+    pixels = np.arange(16, dtype=np.float32).reshape(4, 4, 1)
+    heatmap = np.linspace(0.0, 2.0, 16, dtype=np.float32).reshape(4, 4)
+    base, out = grey(pixels), overlay(pixels, heatmap, 2.0)
+    for row in range(4):
+        for col in range(4):
+            heat = min(float(heatmap[row, col]) / 2.0, 1.0)
+            alpha = 0.75 * heat**0.5
+            colour = colours(np.array([[heat]], dtype=np.float32))[0, 0]
+            np.testing.assert_allclose(out[row, col], (1 - alpha) * base[row, col] + alpha * colour, atol=0.51)
+
+
+def test_nan_and_zero_leave_the_scan_as_it_is() -> None:
+    pixels = np.arange(64, dtype=np.float32).reshape(8, 8, 1)
+    heatmap = np.full((8, 8), np.nan, dtype=np.float32)
+    heatmap[:, 4:] = 0.0
+    heatmap[0, 4:] = -1.0
+    base = np.repeat(grey(pixels)[:, :, None], 3, axis=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(overlay(pixels, heatmap, 1.0), base)
+
+
+def test_infinite_heat_is_full_colour_without_a_warning() -> None:
+    pixels = np.arange(16, dtype=np.float32).reshape(4, 4, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hot = overlay(pixels, np.full((4, 4), np.inf, dtype=np.float32), 0.5)
+        cold = overlay(pixels, np.full((4, 4), -np.inf, dtype=np.float32), 0.5)
+    np.testing.assert_array_equal(hot, overlay(pixels, np.full((4, 4), 0.5, dtype=np.float32), 0.5))
+    np.testing.assert_array_equal(cold, overlay(pixels, np.zeros((4, 4), dtype=np.float32), 0.5))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_uses_the_whole_range_and_survives_a_flat_image(channels: int) -> None:
+    ramp = np.repeat(np.linspace(-1000.0, 3000.0, 4096, dtype=np.float32).reshape(64, 64, 1), channels, axis=2)
+    shown = grey(ramp)
+    assert (shown.min(), shown.max()) == (0, 255)
+    assert (np.diff(shown.ravel().astype(int)) >= 0).all()
+    assert (grey(np.full((8, 8, channels), 7.0, dtype=np.float32)) == 0).all()
