@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "bundle": {"", "methods", "calibrate", "config", "errors", "write"},
     "train": {"checkpoint", "config", "data", "errors", "methods", "progress", "runlog", "runtime"},
     "predict": {"bundle", "calibrate", "config", "data", "errors", "metrics", "progress", "runtime"},
-    "score": {"data", "errors", "picture", "predict", "progress", "write"},
+    "score": {"bundle", "data", "errors", "picture", "predict", "progress", "write"},
     "evaluate": {"", "data", "errors", "metrics", "predict", "progress", "report", "write"},
     "pipeline": {"", "bundle", "calibrate", "config", "data", "errors", "methods", "predict", "runtime", "train", "write"},
     "demo": {"data", "evaluate", "pipeline", "predict", "score", "write"},
