@@ -1,5 +1,6 @@
 """Fixtures shared by the tests."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from helpers import Cli, Outcome, save_many
+
+# Before torch is imported, and inherited by every process the tests start: the networks here are so small that a second
+# thread only gets in the way, and two test workers with two threads each fight over two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from reshift import __version__
-from reshift.errors import UserError
+from reshift.errors import Stopped, UserError
 
 app = typer.Typer(
     name="reshift",
@@ -204,7 +204,7 @@ def main() -> None:
         if debug:
             raise
         print(f"reshift: {_line(err)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(INTERRUPTED if isinstance(err, Stopped) else 2) from None
     except typer.Abort:
         code = INTERRUPTED
     if code == INTERRUPTED:

@@ -72,6 +72,8 @@ def parse(cls: type[Model], values: Mapping[str, Any], where: str = "") -> Model
         return cls.model_validate(dict(values))
     except ValidationError as err:
         first = err.errors()[0]
+        if not first["loc"]:  # a rule over several settings, which names them itself
+            raise UserError(f"{where or 'settings'}: {first['msg'].removeprefix('Value error, ')}") from None
         path = [str(part) for part in first["loc"]]
         name = ".".join([where, *path] if where else path)
         if first["type"] == "extra_forbidden":

@@ -1,7 +1,6 @@
 """From data to a calibrated bundle: split, fit, calibrate, save. What ``reshift train`` and ``reshift calibrate`` do."""
 
 import json
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -151,5 +150,4 @@ def _facts(data: Path, kept: Sequence[Case], held: Sequence[Case], digest: str, 
         "seconds": round(seconds, 1),
         "date": datetime.now(UTC).date().isoformat(),
         "reshift": __version__,
-        "command": " ".join(["reshift", *sys.argv[1:]]),
     }

@@ -18,6 +18,8 @@ class RunLog:
     def __init__(self, run: Path, tensorboard: bool, *, active: bool = True) -> None:
         self.path, self.active = run / "log.jsonl", active
         self.begun, self.before = time.monotonic(), 0.0
+        if active:
+            self.path.touch()  # also a method that learns nothing leaves its (empty) log
         self.board = _tensorboard(run) if tensorboard and active else None
 
     def __enter__(self) -> "RunLog":

@@ -24,13 +24,12 @@ def pick_device(name: str) -> torch.device:
     """Return ``auto`` → the GPU if there is one, else the CPU; under torchrun, each process its own GPU."""
     if name == "auto":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"train.device '{name}' is not a device; use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"train.device is '{name}' but this machine has no usable GPU; use auto or cpu")
-    return device
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
+        raise UserError(f"device '{name}' is not one we run on; use auto, cpu, cuda or cuda:1")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise UserError(f"device '{name}' is not here: this machine has {torch.cuda.device_count()} usable GPUs; use auto or cpu")
+    return torch.device(name)
 
 
 def precision(device: torch.device, amp: str) -> AbstractContextManager[object]:

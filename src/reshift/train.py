@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from reshift.checkpoint import Position, load_checkpoint, restore_model, restore_optimiser, save_checkpoint
 from reshift.config import Config, TrainConfig
 from reshift.data.source import Source
-from reshift.errors import UserError
+from reshift.errors import Stopped, UserError
 from reshift.methods.detector import Detector, Objective, Stage, Step
 from reshift.progress import progress
 from reshift.runlog import RunLog
@@ -93,9 +93,7 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
                 _save(run, [pair.optimiser for pair in trained], Position(number, index + 1, run.log.seconds))
                 saved = time.monotonic()
             if stop:
-                raise UserError(
-                    f"stopped after step {index + 1} of {total} of stage '{stage.name}'; --resume continues from here"
-                )
+                raise Stopped(f"stopped after step {index + 1} of {total} of stage '{stage.name}'; --resume continues from here")
             advance()
 
 

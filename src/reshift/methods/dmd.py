@@ -5,7 +5,7 @@ paper leaves open is listed, with its reason, in docs/equations.md.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -24,18 +24,22 @@ from reshift.nets.unet import UNet
 from reshift.nets.vqvae import VQVAE, Quantized
 
 
+# Multiples of four: the attention of the U-Net has four heads.
+Widths = Annotated[tuple[Annotated[int, Field(ge=4, multiple_of=4)], ...], Field(min_length=1)]
+
+
 class DMDSettings(Frozen):
     """The paper's hyper-parameters are the defaults; what it does not state is marked."""
 
     stage1_epochs: int = Field(250, ge=0)
     stage2_epochs: int = Field(300, ge=0)
-    widths: tuple[int, ...] = (32, 64, 128)
+    widths: Widths = (32, 64, 128)
     d_z: int = Field(64, ge=1)
     codes: int = Field(256, ge=2)
     beta_c: float = Field(0.25, ge=0.0)  # not stated; the value of the VQ-VAE paper
-    unet_widths: tuple[int, ...] = (128, 192, 256)  # not stated
+    unet_widths: Widths = (128, 192, 256)  # not stated
     unet_blocks: int = Field(1, ge=1)  # not stated
-    classifier_widths: tuple[int, ...] = (32, 64, 128)
+    classifier_widths: Widths = (32, 64, 128)
     classifier_hidden: int = Field(128, ge=1)  # not stated
     timesteps: int = Field(1000, ge=1)
     rho_min: float = Field(0.02, gt=0.0, le=1.0)  # not stated; sides 2…8 of 16, around ℓ_M = 4
