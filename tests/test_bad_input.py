@@ -105,7 +105,7 @@ def test_mixed_sizes_and_depths_train(run_cli: Cli, tmp_path: Path) -> None:
         (["--seed", "-1"], "setting 'seed' = -1"),
         (["--seed", str(2**70)], "setting 'seed'"),
         (["--seed", "one"], "--seed"),
-        (["--device", "gpu0"], "'gpu0' is not a device"),
+        (["--device", "gpu0"], "'gpu0' is not one we run on"),
         (["--config", "no.toml"], "no.toml: no such config file"),
         (["--lr", "1"], "--lr"),
     ],
@@ -124,10 +124,10 @@ def test_wrong_settings_in_a_file(run_cli: Cli, folder_of_images: Path, tmp_path
 
 
 def test_no_gpu(run_cli: Cli, tiny_bundle: Path, folder_of_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     train = ("train", "--data", folder_of_images, "--out", tmp_path / "run", "--device", "cuda")
-    refused(run_cli(*train), "no usable GPU; use auto or cpu")
-    refused(run_cli("score", tiny_bundle, folder_of_images, "--out", tmp_path / "s", "--device", "cuda:1"), "no usable GPU")
+    refused(run_cli(*train), "has 0 usable GPUs; use auto or cpu")
+    refused(run_cli("score", tiny_bundle, folder_of_images, "--out", tmp_path / "s", "--device", "cuda:1"), "has 0 usable GPUs")
 
 
 def test_missing_arguments_are_one_line_too(run_cli: Cli) -> None:

@@ -29,7 +29,7 @@ def wait_for(records: Path, lines: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("largest", [200, 900])  # at the first file; at the last ones of the bundle
+@pytest.mark.parametrize("largest", [200, 800])  # at the first file; at the last ones of the bundle
 def test_a_full_disk_while_training(run_cli: Cli, folder_of_images: Path, tmp_path: Path, largest: int) -> None:
     train = ("train", "--data", folder_of_images, "--out", tmp_path / "run", *BRIGHTNESS)
     done = run_process(*train, largest_file=largest)

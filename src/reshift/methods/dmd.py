@@ -23,7 +23,6 @@ from reshift.nets.classifier import Classifier
 from reshift.nets.unet import UNet
 from reshift.nets.vqvae import VQVAE, Quantized
 
-
 # Multiples of four: the attention of the U-Net has four heads.
 Widths = Annotated[tuple[Annotated[int, Field(ge=4, multiple_of=4)], ...], Field(min_length=1)]
 
