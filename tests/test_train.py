@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers import TINY_DMD
 from reshift.bundle import build
 from reshift.config import Config, DataConfig
 from reshift.data.manifest import Case, load_cases
@@ -24,14 +25,6 @@ from reshift.pipeline import resolve, train_run
 from reshift.runtime import Place, Recorder
 from reshift.train import batch_size, fit
 
-TINY: dict[str, Any] = {
-    "data": {"size": 32, "holdout": 0.25},
-    "train": {"batch": 8, "log_every": 5},
-    "model": {
-        "stage1_epochs": 3, "stage2_epochs": 3, "widths": [8, 16], "d_z": 8, "codes": 16, "unet_widths": [16, 32],
-        "classifier_widths": [8, 8, 8], "classifier_hidden": 8, "restart_after": 3,
-    },
-}  # fmt: skip
 CPU = torch.device("cpu")
 
 
@@ -41,12 +34,14 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(**changes: Any) -> Config:
-    return resolve("dmd", "quick", [TINY, changes])
+    return resolve("dmd", "quick", [TINY_DMD, changes])
 
 
 def toml(folder: Path) -> Path:
     path = folder / "tiny.toml"
-    lines = [f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items()) for table, values in TINY.items()]
+    lines = [
+        f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items()) for table, values in TINY_DMD.items()
+    ]
     path.write_text("\n".join(lines))
     return path
 

@@ -1,6 +1,7 @@
 """``reshift demo``: the whole way on phantom images, in minutes on two CPU cores."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from reshift.score import score
 from reshift.write import atomic_bytes, writable_folder
 
 
-def demo(out: Path, kind: str = "brain", seed: int = 0) -> dict[str, Any]:
+def demo(out: Path, kind: str = "brain", seed: int = 0, layers: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Phantom data → train → calibrate → score → evaluate → ``out/report.html``; return the metrics.
 
     A demo that was interrupted continues; one that is finished is done again from its own model.
@@ -24,7 +25,7 @@ def demo(out: Path, kind: str = "brain", seed: int = 0) -> dict[str, Any]:
     if not manifest.exists():
         shutil.rmtree(data, ignore_errors=True)  # half-drawn by a run that was killed
         manifest = write_phantom(data, kind, seed=seed)
-    config = resolve(None, "quick", [{"seed": seed}])
+    config = resolve(None, "quick", [*layers, {"seed": seed}])
     model = load_model(train_run(config, manifest, out / f"run-{kind}-{seed}", resume=True))
     score(model, [manifest], out / f"scores-{kind}-{seed}")
     tests = [case for case in load_cases(manifest) if case.split == "test"]
