@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from reshift.acquisition import Acquisition
 from reshift.config import CalibrateConfig, Frozen
 from reshift.errors import UserError
 from reshift.metrics import PixelHistogram
@@ -31,6 +32,7 @@ class Calibration(Frozen):
     default: Literal["held-out", "training"]
     held_out: Reference | None
     training: Reference | None
+    acquisition: Acquisition | None = None
 
     @property
     def reference(self) -> Reference:

@@ -108,9 +108,10 @@ def score(
         _warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
     else:
         _warn(model.bundle.calibration.warnings())
-    cases, failures = run(model, inputs, out)
-    typer.echo(f"{cases} cases, {failures} failed: {out / 'scores.jsonl'}")
-    if failures:
+    summary = run(model, inputs, out)
+    typer.echo(f"{summary.cases} cases, {summary.failures} failed: {out / 'scores.jsonl'}")
+    _warn([summary.warning] if summary.warning else [])
+    if summary.failures:
         raise typer.Exit(FAILED_CASES)
 
 

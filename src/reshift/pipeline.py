@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from reshift import __version__, methods
+from reshift.acquisition import fit_acquisition
 from reshift.bundle import Bundle, build, load_bundle, save_bundle, save_calibration
 from reshift.calibrate import Calibration, reference
 from reshift.config import Config, merge, parse
@@ -68,11 +69,13 @@ def calibrate_bundle(folder: Path, data: Path, device: str = "auto") -> Calibrat
     if not cases:
         raise UserError(f"{data}: has no normal images outside its test split to calibrate with")
     settings = bundle.config.calibrate
-    held_out = reference(*normal_scores(Model(bundle, device), cases, "calibrating"), settings)
+    found = normal_scores(Model(bundle, device), cases, "calibrating")
     before = bundle.calibration.training if bundle.calibration else None
+    known = bundle.calibration.acquisition if bundle.calibration else None
     calibration = Calibration(
         image_quantile=settings.image_quantile, pixel_quantile=settings.pixel_quantile, default="held-out",
-        held_out=held_out, training=before,
+        held_out=reference(found.scores, found.pixels, settings), training=before,
+        acquisition=known.seen_from(found.descriptors) if known else fit_acquisition(found.descriptors, found.descriptors[:0]),
     )  # fmt: skip
     save_calibration(folder, calibration)
     return calibration
@@ -98,12 +101,15 @@ def _calibration(model: Model, held: Sequence[Case], kept: Sequence[Case]) -> Ca
     """Both references: held-out normals (recommended) and a sample of the training normals (the paper's rule)."""
     settings = model.bundle.config.calibrate
     sample = sorted(np.random.default_rng(0).permutation(len(kept))[: settings.training_sample].tolist())
+    unseen = normal_scores(model, held, "calibrating on held-out normals")
+    learned = normal_scores(model, [kept[i] for i in sample], "calibrating on training normals")
     return Calibration(
         image_quantile=settings.image_quantile,
         pixel_quantile=settings.pixel_quantile,
         default=settings.reference,
-        held_out=reference(*normal_scores(model, held, "calibrating on held-out normals"), settings),
-        training=reference(*normal_scores(model, [kept[i] for i in sample], "calibrating on training normals"), settings),
+        held_out=reference(unseen.scores, unseen.pixels, settings),
+        training=reference(learned.scores, learned.pixels, settings),
+        acquisition=fit_acquisition(learned.descriptors, unseen.descriptors),
     )
 
 

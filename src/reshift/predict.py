@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reshift.acquisition import describe
 from reshift.bundle import Bundle, load_bundle
 from reshift.calibrate import Calibration
 from reshift.config import parse
@@ -33,6 +34,16 @@ class Result:
     p_value: float | None  # share of calibration normals scoring at least as high; None without calibration
     flag: bool | None  # score above the calibrated threshold
     heatmap: NDArray[np.float32]
+    shift: float | None = None  # p-value of "taken like the training images"; small: another scanner, protocol or preparation
+    unlike: bool | None = None  # surely another kind of image
+
+
+class NormalScores(NamedTuple):
+    """What a calibration is made of."""
+
+    scores: list[float]
+    pixels: PixelHistogram
+    descriptors: NDArray[np.float64]  # (n, d), see acquisition.describe
 
 
 class Model:
@@ -74,7 +85,16 @@ class Model:
         calibration = self.bundle.calibration
         p_value = calibration.p_value(score) if calibration else None
         flag = score > calibration.reference.image_threshold if calibration else None
-        return Result(score, p_value, flag, restore(heatmap, item.geometry))
+        shift, unlike = self.acquisition(item.pixels)
+        return Result(score, p_value, flag, restore(heatmap, item.geometry), shift, unlike)
+
+    def acquisition(self, pixels: NDArray[np.float32]) -> tuple[float | None, bool | None]:
+        """How like the training images one network input was taken: p-value, and whether it is surely another kind."""
+        known = self.bundle.calibration.acquisition if self.bundle.calibration else None
+        if known is None:
+            return None, None
+        descriptor = describe(pixels)
+        return known.p_value(descriptor), known.unlike(descriptor)
 
 
 def load_model(path: Path, device: str = "auto", reference: str | None = None) -> Model:
@@ -85,18 +105,20 @@ def load_model(path: Path, device: str = "auto", reference: str | None = None) -
     return Model(bundle, device)
 
 
-def normal_scores(model: Model, cases: Sequence[Case], label: str) -> tuple[list[float], PixelHistogram]:
-    """Scores of normal images and the histogram of their maps' pixels: what a calibration is made of."""
-    scores, pixels = list[float](), PixelHistogram()
+def normal_scores(model: Model, cases: Sequence[Case], label: str) -> NormalScores:
+    """Score normal images."""
+    scores, pixels, descriptors = list[float](), PixelHistogram(), list[NDArray[np.float64]]()
     with progress(label, len(cases)) as advance:
         loading = ahead(lambda case: model.prepare(read_image(case.image)), cases)
         for group in grouped(loading, model.batch):
-            batch_scores, maps = model.run(np.stack([future.result().pixels for _, future in group]))
+            batch = np.stack([future.result().pixels for _, future in group])
+            batch_scores, maps = model.run(batch)
+            descriptors += [describe(image) for image in batch]
             scores += batch_scores
             for heatmap in maps:
                 pixels.add(heatmap)
             advance(len(group))
-    return scores, pixels
+    return NormalScores(scores, pixels, np.array(descriptors))
 
 
 Item = TypeVar("Item")

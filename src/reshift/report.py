@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from reshift.report_text import facts_list, metric_texts, plain, tables, verdict
 
 SCRIPTS = ("report.js", "report_charts.js", "report_gallery.js")
 # Mail servers commonly refuse attachments above 25 MB; the rest is left for names, notes and the page itself.
@@ -45,6 +47,16 @@ class ReportCase:
 
 
 @dataclass(frozen=True)
+class ReportTable:
+    """A further table: subgroups, lesions by size, …"""
+
+    title: str
+    note: str  # one sentence under the title
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything the page shows; `heat_scale` is the map value painted in full colour, the same for every image."""
 
@@ -57,6 +69,7 @@ class Report:
     heat_scale: float
     warnings: list[str]
     config: dict[str, Any]
+    tables: list[ReportTable] = dataclasses.field(default_factory=list)
 
 
 def thumbnail(pixels: NDArray[np.float32], side: int = 96) -> str:
@@ -90,7 +103,7 @@ def render(report: Report) -> str:
     shrunk = cases is not report.cases
     report = dataclasses.replace(report, cases=cases)
     script = "\n".join(_asset(name) for name in SCRIPTS)
-    payload = json.dumps(_plain(dataclasses.asdict(report)), allow_nan=False, separators=(",", ":"))
+    payload = json.dumps(plain(dataclasses.asdict(report)), allow_nan=False, separators=(",", ":"))
     parts = {
         "title": html.escape(report.title),
         "css": _asset("report.css"),
@@ -98,13 +111,14 @@ def render(report: Report) -> str:
         # Only our own script may run, even if an escaping mistake let markup from a file name through.
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "data": _script_safe(payload),
-        "verdict": html.escape(_verdict(report)),
-        "facts": _facts(report),
+        "verdict": html.escape(verdict(report)),
+        "facts": facts_list(report),
         "warnings": "".join(f"<li>{html.escape(text)}</li>" for text in report.warnings),
+        "tables": tables(report.tables),
         "shrunk_hidden": "" if shrunk else "hidden",
-        "config": html.escape(json.dumps(_plain(report.config), indent=2, ensure_ascii=False)),
+        "config": html.escape(json.dumps(plain(report.config), indent=2, ensure_ascii=False)),
     }
-    return _fill(_asset("report.html"), parts | _metric_texts(report))
+    return _fill(_asset("report.html"), parts | metric_texts(report))
 
 
 def write_report(path: Path, report: Report) -> None:
@@ -198,99 +212,3 @@ def _fill(template: str, parts: Mapping[str, str | None]) -> str:
 def _script_safe(text: str) -> str:
     """Escape the characters that could end or reopen a script element; JSON reads them back unchanged."""
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _plain(value: Any) -> Any:
-    """Turn paths, numpy values and non-finite numbers into what JSON and a browser understand."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _number(metrics: Mapping[str, Any], group: str, key: str) -> float | None:
-    value = _plain((metrics.get(group) or {}).get(key))
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}\u202f%"
-
-
-def _count(report: Report, kind: str) -> int:
-    stated = _number(report.metrics, "n", kind)
-    label = {"normal": 0, "abnormal": 1}[kind]
-    return sum(case.label == label for case in report.cases) if stated is None else int(stated)
-
-
-def _metric_texts(report: Report) -> dict[str, str | None]:
-    """Every metric as text for the template, None where there is no value to show."""
-
-    def text(group: str, key: str, show: Callable[[float], str]) -> str | None:
-        value = _number(report.metrics, group, key)
-        return None if value is None else show(value)
-
-    texts = {f"image.{key}": text("image", key, "{:.3f}".format) for key in ("auc", "ap", "f1", "f1_max")}
-    texts |= {f"pixel.{key}": text("pixel", key, "{:.3f}".format) for key in ("ap", "dice", "dice_max", "dice_per_image")}
-    texts |= {f"{group}.threshold": text(group, "threshold", "{:.4g}".format) for group in ("image", "pixel")}
-    for group, calibrated in {"image": report.image_threshold, "pixel": report.pixel_threshold}.items():
-        if _plain(calibrated) is not None:
-            texts[f"{group}.threshold"] = f"{calibrated:.4g}"
-    texts["image.sensitivity"] = text("image", "tpr", _percent)
-    texts["image.specificity"] = text("image", "fpr", lambda fpr: _percent(1 - fpr))
-    texts["n.pixels"] = text("n", "pixels", lambda n: f"{int(n):,}".replace(",", "\u202f"))
-    return texts | {f"n.{kind}": str(_count(report, kind)) for kind in ("normal", "abnormal")}
-
-
-def _facts(report: Report) -> str:
-    facts = dict(report.facts)
-    seconds = _plain(report.metrics.get("seconds"))
-    if isinstance(seconds, int | float):
-        facts.setdefault("Computing time", f"{seconds:.1f} s" if seconds < 90 else f"{seconds / 60:.1f} min")
-    return "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>" for k, v in facts.items())
-
-
-def _separation(auc: float, normal: int, abnormal: int) -> str:
-    """Put the AUC in words, with the spread that pure chance would give for this many images in mind."""
-    chance_spread = math.sqrt((normal + abnormal + 1) / (12 * max(normal * abnormal, 1)))
-    number = f"(AUC {auc:.2f})"
-    if abs(auc - 0.5) < 1.96 * chance_spread:
-        if auc >= 0.6:
-            return f"there are too few images to rule out that the separation is due to chance {number}"
-        return f"the score tells abnormal from normal images no better than chance {number}"
-    if auc < 0.5:
-        return f"the score ranks abnormal images below normal ones, which is worse than chance {number}"
-    words = [(0.6, "only barely better than chance"), (0.7, "weakly"), (0.8, "moderately well"), (0.9, "well")]
-    word = next((text for limit, text in words if auc < limit), "very well")
-    return f"the score separates abnormal from normal images {word} {number}"
-
-
-def _verdict(report: Report) -> str:
-    """Sum the evaluation up in one plain sentence, from the numbers alone."""
-    if not report.cases:
-        return "No images were evaluated."
-    normal, abnormal = _count(report, "normal"), _count(report, "abnormal")
-    if normal + abnormal == 0:
-        flagged = sum(bool(case.flag) for case in report.cases)
-        above = "" if report.image_threshold is None else f", {flagged} of them above the calibrated threshold"
-        return f"{len(report.cases)} images were scored{above}; without labels, accuracy cannot be judged."
-    auc, tpr, fpr = (_number(report.metrics, "image", key) for key in ("auc", "tpr", "fpr"))
-    ranking = "how well the score ranks abnormal above normal images could not be measured"
-    clauses = [ranking if auc is None else _separation(auc, normal, abnormal)]
-    found = []
-    if tpr is not None and abnormal:
-        found.append(f"{round(tpr * abnormal)} of {abnormal} abnormal images are flagged (sensitivity {_percent(tpr)})")
-    if fpr is not None and normal:
-        clear = round((1 - fpr) * normal)
-        found.append(f"{clear} of {normal} normal images are not (specificity {_percent(1 - fpr)})")
-    if found:
-        clauses.append(f"at the calibrated threshold, {' and '.join(found)}")
-    elif report.image_threshold is None:
-        clauses.append("no threshold was calibrated")
-    counts = f"{normal + abnormal} labelled images ({normal} normal, {abnormal} abnormal)"
-    return f"On {counts}, {'; '.join(clauses)}."

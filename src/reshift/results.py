@@ -56,7 +56,7 @@ def case_arrays(results: Results, case: dict[str, Any]) -> CaseArrays:
     path = results.folder / str(case["arrays"])
     try:
         with np.load(path, allow_pickle=False) as stored:
-            mask = stored["mask"] if "mask" in stored else None
+            mask = stored["mask"] if "mask" in stored.files else None
             return CaseArrays(stored["image"], stored["heatmap"].astype(np.float32), mask)
     except (OSError, ValueError, KeyError):
         raise UserError(f"{path}: missing or damaged; run 'reshift evaluate' again") from None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reshift.acquisition import run_warning
 from reshift.bundle import Bundle
 from reshift.data.image import Image
 from reshift.data.manifest import load_cases
@@ -23,7 +24,18 @@ from reshift.predict import Model, Result, grouped
 from reshift.progress import progress
 from reshift.write import append_json, atomic_bytes, atomic_json, atomic_text, naming, writable_folder
 
-FIELDS = ("input", "slice", "score", "p_value", "flag", "map", "seconds", "error")  # of every line of scores.jsonl
+FIELDS = (
+    "input",
+    "slice",
+    "score",
+    "p_value",
+    "flag",
+    "map",
+    "seconds",
+    "error",
+    "shift",
+    "unlike",
+)  # of every line of scores.jsonl
 READ_AHEAD = 8  # images beyond the batch at hand; a scan may take hundreds of megabytes
 
 
@@ -84,8 +96,16 @@ def _free(stem: str, taken: set[str]) -> str:
     return free
 
 
-def score(model: Model, inputs: Sequence[Path], out: Path) -> tuple[int, int]:
-    """Score everything not yet in ``out/scores.jsonl``; return (cases, failures) of the whole file."""
+class Summary(NamedTuple):
+    """What the whole of ``scores.jsonl`` says."""
+
+    cases: int
+    failures: int
+    warning: str | None  # when the images are of another kind than the training images
+
+
+def score(model: Model, inputs: Sequence[Path], out: Path) -> Summary:
+    """Score everything not yet in ``out/scores.jsonl``."""
     jobs = find_jobs(inputs)
     records = writable_folder(out) / "scores.jsonl"
     _claim(out, model.bundle)
@@ -101,7 +121,9 @@ def score(model: Model, inputs: Sequence[Path], out: Path) -> tuple[int, int]:
     mine = [str(job.path) for job in jobs]
     others = known.keys() - set(mine)  # of earlier runs into this folder; they come first, in their old order
     _rewrite(records, [record for name, record in known.items() if name in others] + [known[name] for name in mine])
-    return len(known), sum(record["error"] is not None for record in known.values())
+    shifts = [record["shift"] for record in known.values() if record["shift"] is not None]
+    warning = run_warning(shifts, sum(record["unlike"] is True for record in known.values()))
+    return Summary(len(known), sum(record["error"] is not None for record in known.values()), warning)
 
 
 def _claim(out: Path, bundle: Bundle) -> None:
@@ -172,7 +194,7 @@ def _written(model: Model, job: Job, loaded: Loaded, result: Result, seconds: fl
     if model.bundle.calibration is not None:
         _write(out / "overlays" / f"{job.stem}.png", _overlay(loaded, result, model.bundle.calibration.heat_scale))
     numbers = {"score": result.score, "p_value": result.p_value, "flag": result.flag}
-    return _record(job, **numbers, map=place, seconds=round(seconds, 4))
+    return _record(job, **numbers, map=place, seconds=round(seconds, 4), shift=result.shift, unlike=result.unlike)
 
 
 def _overlay(loaded: Loaded, result: Result, scale: float) -> io.BytesIO:
