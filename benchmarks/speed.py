@@ -5,7 +5,7 @@ import io
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr
 from functools import partial
 from itertools import pairwise
@@ -22,7 +22,7 @@ from reshift.config import Config, DataConfig, TrainConfig
 from reshift.data.prepare import prepare
 from reshift.data.read import read_image
 from reshift.data.source import Source
-from reshift.metrics import PixelHistogram, average_precision
+from reshift.pixels import FAST, PixelHistogram
 from reshift.predict import GPU_BATCH, Model
 from reshift.runtime import Place, pick_device
 from reshift.train import as_module, fit
@@ -31,6 +31,8 @@ BATCH = TrainConfig().batch
 STAGES = ("Stage I", "Stage II")
 GPU_NUMBERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MASK_GRIDS = {4: (8, 8), 16: (4, 4), 49: (4, 2), 169: (4, 1)}  # masks on the 16×16 grid: (side, stride)
+MAPS, QUICK_MAPS = 2776, 128  # of 128×128: BraTS2021's test set, 45 million pixels, and a part of it
+FULL, QUICK = "all maps", "some maps"  # memory items of the metrics
 
 
 class Bench(NamedTuple):
@@ -147,9 +149,13 @@ def memory(bench: Bench) -> None:
         if bench.cuda:
             bench.table.add("memory", name, peak_mib(work, bench.device), "MiB on the GPU")
             continue
-        command = [sys.executable, __file__, "--device", str(bench.device), "--peak", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        bench.table.add("memory", name, float(done.stdout), "MiB resident")
+        bench.table.add("memory", name, own_process(bench.device, name), "MiB resident")
+
+
+def own_process(device: torch.device, name: str) -> float:
+    """Measure one memory item in a process of its own."""
+    command = [sys.executable, __file__, "--device", str(device), "--peak", name]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 # ---- growth ------------------------------------------------------------------------------------------------------------
@@ -217,32 +223,48 @@ def preparing(bench: Bench) -> None:
         bench.table.add("preparing", "as training loads against one thread", alone.median / pooled.median, "× as fast")
 
 
+def residuals(maps: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Maps as reconstruction errors look, and masks of 2 % lesion pixels."""
+    lesion = rng.random((maps, 128, 128), dtype=np.float32) < 0.02
+    noise, more = (make(lesion.shape, dtype=np.float32) for make in (rng.standard_normal, rng.random))
+    return np.abs(noise) * np.float32(0.05) + lesion * more * np.float32(0.2), lesion
+
+
+def histogram_ap(pairs: Iterable[tuple[NDArray[np.float32], NDArray[np.bool_]]]) -> float:
+    """Pixel AP of maps with masks, one after the other."""
+    histogram = PixelHistogram(FAST)
+    for heatmap, mask in pairs:
+        histogram.add(heatmap, mask)
+    return histogram.average_precision() or 0.0
+
+
+def stream_ap(maps: int) -> float:
+    """The same without ever holding more than one map: what it takes is the histogram's memory."""
+    rng = np.random.default_rng(0)
+    return histogram_ap((heat[0], lesion[0]) for heat, lesion in (residuals(1, rng) for _ in range(maps)))
+
+
 def metrics(bench: Bench) -> None:
-    """Pixel average precision by histogram and by scikit-learn, on the same maps."""
+    """Pixel average precision by histogram and by scikit-learn, on the same maps, and the memory of the former."""
     from sklearn.metrics import average_precision_score
 
-    cpu, maps, rng = torch.device("cpu"), 128 if bench.quick else 1024, np.random.default_rng(0)
-    lesion = rng.random((maps, 128, 128)) < 0.02
-    heat = (np.abs(rng.normal(size=lesion.shape)) * 0.05 + lesion * rng.uniform(0.0, 0.2, lesion.shape)).astype(np.float32)
-    found: dict[str, float] = {}
+    cpu, found = torch.device("cpu"), dict[str, float]()
+    heat, lesion = residuals(QUICK_MAPS if bench.quick else MAPS, np.random.default_rng(0))
 
     def by_histogram() -> None:
-        histogram = PixelHistogram()
-        for heatmap, mask in zip(heat, lesion, strict=True):
-            histogram.add(heatmap, mask)
-        tp, fp, _ = histogram.curve()
-        found["histogram"] = average_precision(tp, fp) or 0.0
+        found["histogram"] = histogram_ap(zip(heat, lesion, strict=True))
 
     def by_sklearn() -> None:
         found["sklearn"] = float(average_precision_score(lesion.ravel(), heat.ravel()))
 
     ours = timed(by_histogram, cpu, repeats=3, warmup=1)
-    theirs = timed(by_sklearn, cpu, repeats=3, warmup=0)
+    theirs = timed(by_sklearn, cpu, repeats=3 if bench.quick else 1, warmup=0)
     label = f"AP of {heat.size / 1e6:.1f} million pixels"
     bench.table.add("metrics", f"{label}, PixelHistogram", ours.median, "s", ours.high, ours.low)
     bench.table.add("metrics", f"{label}, scikit-learn", theirs.median, "s", theirs.high, theirs.low)
     bench.table.add("metrics", "PixelHistogram against scikit-learn", theirs.median / ours.median, "× as fast")
     bench.table.add("metrics", "absolute difference of the two", abs(found["histogram"] - found["sklearn"]), "AP")
+    bench.table.add("metrics", f"{label}, PixelHistogram", own_process(cpu, QUICK if bench.quick else FULL), "MiB resident")
 
 
 SECTIONS = {f.__name__: f for f in (training, inference, memory, growth, preparing, metrics)}
@@ -261,7 +283,8 @@ def main() -> None:
     options = parser.parse_args()
     device = pick_device(options.device)
     if options.peak:
-        print(peak_mib(peak_items(device)[options.peak], device))
+        streams = {FULL: partial(stream_ap, MAPS), QUICK: partial(stream_ap, QUICK_MAPS)}
+        print(peak_mib((peak_items(device) | streams)[options.peak], device))
         return
     about = machine(device)
     print(", ".join(f"{name} {value}" for name, value in about.items() if value is not None))

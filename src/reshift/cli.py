@@ -123,25 +123,59 @@ def evaluate(
     reference: Annotated[
         str | None, typer.Option(help="normals behind the thresholds: held-out, or training (the paper's rule)")
     ] = None,
+    normative: Annotated[
+        bool, typer.Option("--normative", help="also measure the restorations: RQI, AHI, CACI (extra: features)")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Run the test split of a manifest: metrics.json and report.html."""
     from reshift.data.manifest import load_cases
     from reshift.evaluate import evaluate as run
+    from reshift.evaluate import normative_indices
     from reshift.predict import load_model
 
-    tests = [case for case in load_cases(data) if case.split == "test"]
+    cases = load_cases(data)
+    tests = [case for case in cases if case.split == "test"]
     if not tests:
         raise UserError(f"{data}: has no test images; evaluating needs a manifest with labelled rows in split 'test'")
     if not any(case.label for case in tests):
         _warn([f"{data}: has no abnormal test images (label 1); most metrics will be empty"])
     name = (data if data.is_dir() else data.parent).resolve().name
-    metrics, errors = run(load_model(bundle, device, reference), tests, out, name)
+    model = load_model(bundle, device, reference)
+    indices = normative_indices(model, [case for case in cases if case.split == "train"]) if normative else None
+    metrics, errors = run(model, tests, out, name, indices)
     _print_metrics(metrics)
     typer.echo(f"report: {out / 'report.html'}")
     _warn(errors)
     if errors:
         raise typer.Exit(FAILED_CASES)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="EVALUATION...", help="two or more folders that 'evaluate' left")],
+    out: Out,
+) -> None:
+    """Compare methods on the same test images: intervals, paired tests, maps side by side (compare.html, .md, .json)."""
+    from reshift.compare import compare as run
+    from reshift.compare_page import markdown
+
+    table = run(runs, out)
+    typer.echo(markdown(table))
+    typer.echo(f"page: {out / 'compare.html'}")
+
+
+@app.command()
+def figures(
+    runs: Annotated[list[Path], typer.Argument(metavar="EVALUATION...", help="one or more folders that 'evaluate' left")],
+    out: Out,
+) -> None:
+    """Draw the paper's figures from saved evaluations, as PDF and PNG (extra: report)."""
+    from reshift.figures import all_figures
+    from reshift.results import load_results
+
+    for path in all_figures([load_results(folder) for folder in runs], out):
+        typer.echo(str(path))
 
 
 @app.command()

@@ -1,26 +1,37 @@
 """``reshift evaluate``: the test split through a bundle → ``metrics.json``, ``cases.jsonl`` and ``report.html``."""
 
+import dataclasses
+import io
 import json
 import math
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from reshift import __version__
+from reshift.confidence import image_intervals, pixel_intervals
 from reshift.data.manifest import Case
 from reshift.data.prepare import Prepared, prepare_mask
 from reshift.data.read import read_image, read_mask
 from reshift.data.source import ahead
 from reshift.errors import UserError, reason
-from reshift.metrics import PixelMetrics, image_metrics
+from reshift.metrics import image_metrics
+from reshift.pixels import PixelMetrics
 from reshift.predict import Model, grouped
 from reshift.progress import progress
-from reshift.report import Report, ReportCase, heat_thumbnail, mask_thumbnail, thumbnail, write_report
-from reshift.write import atomic_json, atomic_text, naming, writable_folder
+from reshift.report import ReportCase, heat_thumbnail, mask_thumbnail, thumbnail, write_report
+from reshift.reporting import make_report, warnings
+from reshift.write import atomic_bytes, atomic_json, atomic_text, naming, writable_folder
+
+if TYPE_CHECKING:
+    from reshift.normative import NormativeIndices
+
+TRAINING_SAMPLE = 512  # training normals whose features AHI compares with
 
 
 class _Input(NamedTuple):
@@ -36,30 +47,96 @@ class Evaluated(NamedTuple):
     mask: NDArray[np.bool_] | None
     score: float
     heatmap: NDArray[np.float32]
+    features: NDArray[np.float32] | None  # the detector's embedding of the image, if it has one
 
 
-def evaluate(model: Model, cases: Sequence[Case], out: Path, dataset: str) -> tuple[dict[str, Any], list[str]]:
-    """Score the test cases and write everything under ``out``; return the metrics and the cases that could not be read."""
+def evaluate(
+    model: Model, cases: Sequence[Case], out: Path, dataset: str, indices: "NormativeIndices | None" = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Score the test cases and write everything under ``out``; return the metrics and the cases that could not be read.
+
+    With ``indices`` (see ``normative_indices``) the quality of the restorations is measured too.
+    """
     writable_folder(out)
     begun = time.monotonic()
     reference = model.bundle.calibration.reference if model.bundle.calibration else None
     pixels = PixelMetrics(reference.pixel_threshold if reference else None)
-    rows, shown, errors = list[dict[str, Any]](), list[ReportCase](), list[str]()
+    rows, shown, errors, features = list[dict[str, Any]](), list[ReportCase](), list[str](), list[NDArray[np.float32]]()
     with progress("evaluating", len(cases)) as advance:
         for item in _run(model, cases, errors):
             if item.mask is not None or item.case.label == 0:  # an abnormal image without a mask says nothing about pixels
-                pixels.add(item.heatmap, item.mask)
-            rows.append(_row(model, item))
+                pixels.add(item.heatmap, item.mask, subject=item.case.subject)
+            rows.append(_row(model, item) | {"arrays": f"arrays/{len(rows):05d}.npz"})
+            _save_arrays(out / rows[-1]["arrays"], item)
+            if indices is not None:
+                _restore(model, indices, item)
+            features += [item.features] if item.features is not None else []
             shown.append(_shown(model, item, rows[-1]))
             advance()
     if not rows:
         raise UserError(f"none of the {len(cases)} test images could be scored; the first: {errors[0]}")
     metrics = _metrics(model, rows, pixels, dataset, time.monotonic() - begun)
+    metrics["normative"] = indices.result() if indices is not None else None
+    metrics["warnings"] = warnings(model.bundle, rows, errors)
+    _save_pixels(out, pixels)
+    if features:
+        _save(out / "features.npy", np.save, np.stack(features))
     atomic_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     atomic_json(out / "metrics.json", metrics)
     with naming(out / "report.html"):
-        write_report(out / "report.html", _report(model, metrics, shown, errors))
+        write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown, errors))
     return metrics, errors
+
+
+def normative_indices(model: Model, training: Sequence[Case]) -> "NormativeIndices":
+    """Prepare RQI, AHI and CACI: the feature network, and the training normals that restorations should come close to."""
+    from reshift.nets.features import efficientnet_lite0
+    from reshift.nets.lpips import lpips_alexnet
+    from reshift.normative import NormativeIndices
+
+    if not hasattr(model.detector, "pseudo_healthy"):
+        raise UserError(f"method '{model.bundle.config.method}' restores no images, so it has no normative indices")
+    distance = lpips_alexnet(model.device) if os.environ.get("RESHIFT_LPIPS") else None
+    indices = NormativeIndices(efficientnet_lite0(model.device), distance)
+    chosen = np.random.default_rng(0).permutation(len(training))[:TRAINING_SAMPLE]
+    for i in chosen:
+        image = model.prepare(read_image(training[i].image)).pixels[None]
+        indices.add_training(torch.from_numpy(image).to(model.device))
+    return indices
+
+
+def _restore(model: Model, indices: "NormativeIndices", item: Evaluated) -> None:
+    x = torch.from_numpy(item.pixels[None]).to(model.device)
+    with torch.inference_mode():
+        restored = model.detector.pseudo_healthy(x)
+    if item.case.label == 0:
+        indices.add_normal(x, restored)
+    else:
+        indices.add_abnormal(x, restored, None if item.mask is None else torch.from_numpy(item.mask[None]))
+
+
+def _save(path: Path, writer: Callable[..., None], *arrays: Any, **named: Any) -> None:
+    buffer = io.BytesIO()
+    writer(buffer, *arrays, **named)
+    path.parent.mkdir(exist_ok=True)
+    atomic_bytes(path, buffer.getvalue())
+
+
+def _save_arrays(path: Path, item: Evaluated) -> None:
+    """Image, map and mask at network resolution: figures and comparisons are drawn from these, without the model."""
+    grey = np.rint((item.pixels.mean(0) + 1.0) * 127.5).astype(np.uint8)
+    mask = {} if item.mask is None else {"mask": item.mask}
+    _save(path, np.savez_compressed, image=grey, heatmap=item.heatmap.astype(np.float16), **mask)
+
+
+def _save_pixels(out: Path, pixels: PixelMetrics) -> None:
+    """The histogram of all test pixels, and the counts by subject that intervals and paired tests need."""
+    by_subject = pixels.by_subject()
+    if not pixels.lesion or by_subject is None:
+        return
+    values, normal, abnormal = pixels.histogram.counts()
+    _save(out / "pixels.npz", np.savez_compressed, values=values, normal=normal, abnormal=abnormal)
+    _save(out / "subjects.npz", np.savez_compressed, **dataclasses.asdict(by_subject))
 
 
 def _run(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Evaluated]:
@@ -79,19 +156,32 @@ def _run(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Eva
         if not good:
             continue
         stack = np.stack([item.prepared.pixels for _, item in good])
-        for (case, item), score, heatmap in zip(good, *model.run(stack), strict=True):
+        embedded = model.features(stack)
+        for i, ((case, item), score, heatmap) in enumerate(zip(good, *model.run(stack), strict=True)):
             if math.isfinite(score):
-                yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap)
+                features = embedded[i] if embedded is not None else None
+                yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap, features)
             else:
                 errors.append(f"{case.image}: the model's score is {score}; its training may have diverged")
 
 
 def _row(model: Model, item: Evaluated) -> dict[str, Any]:
     calibration, case = model.bundle.calibration, item.case
-    known = {"input": case.name, "label": case.label, "subject": case.subject, "note": case.note}
     p_value = calibration.p_value(item.score) if calibration else None
     flag = item.score > calibration.reference.image_threshold if calibration else None
-    return {**known, "score": item.score, "p_value": p_value, "flag": flag}
+    shift, unlike = model.acquisition(item.pixels)
+    return {
+        "input": case.name,
+        "label": case.label,
+        "subject": case.subject,
+        "note": case.note,
+        "score": item.score,
+        "p_value": p_value,
+        "flag": flag,
+        "shift": shift,
+        "unlike": unlike,
+        "lesion_pixels": int(item.mask.sum()) if item.mask is not None else None,
+    }
 
 
 def _shown(model: Model, item: Evaluated, row: dict[str, Any]) -> ReportCase:
@@ -112,43 +202,22 @@ def _shown(model: Model, item: Evaluated, row: dict[str, Any]) -> ReportCase:
 def _metrics(model: Model, rows: list[dict[str, Any]], pixels: PixelMetrics, dataset: str, seconds: float) -> dict[str, Any]:
     labels = np.array([row["label"] == 1 for row in rows])
     scores = np.array([row["score"] for row in rows], dtype=np.float64)
-    calibration = model.bundle.calibration
+    subjects = [row["subject"] for row in rows]
+    calibration, by_subject = model.bundle.calibration, pixels.by_subject()
+    threshold = calibration.reference.image_threshold if calibration else None
+    counts = {"normal": int((~labels).sum()), "abnormal": int(labels.sum()), "subjects": len(set(subjects))}
     return {
-        "image": image_metrics(labels, scores, calibration.reference.image_threshold if calibration else None),
+        "image": image_metrics(labels, scores, threshold),
         "pixel": pixels.result(),
-        "n": {"normal": int((~labels).sum()), "abnormal": int(labels.sum()), "pixels": pixels.pixels if pixels.lesion else 0},
+        "n": {**counts, "pixels": pixels.pixels if pixels.lesion else 0},
+        "intervals": {
+            "level": 0.95,
+            "image": image_intervals(labels, scores, subjects, threshold),
+            "pixel": pixel_intervals(by_subject) if by_subject is not None and pixels.lesion else None,
+        },
+        "lesions": pixels.lesions(),
         "method": model.bundle.config.method,
         "dataset": dataset,
         "seed": model.bundle.config.seed,
         "seconds": round(seconds, 3),
     }
-
-
-def _report(model: Model, metrics: dict[str, Any], cases: list[ReportCase], errors: list[str]) -> Report:
-    bundle, facts = model.bundle, model.bundle.facts
-    calibration = bundle.calibration
-    warnings = calibration.warnings() if calibration else ["the bundle is not calibrated: no thresholds, no p-values"]
-    if errors:
-        warnings.append(f"{len(errors)} test image(s) could not be scored and are left out; the first: {errors[0]}")
-    learned = f"{facts.get('images', '?')} normal images of {facts.get('subjects', '?')} subjects ({facts.get('dataset', '?')})"
-    known = {
-        "Method": bundle.config.method,
-        "Test data": f"{metrics['dataset']}: {metrics['n']['normal']} normal, {metrics['n']['abnormal']} abnormal images",
-        "Trained on": learned,
-        "Calibrated on": f"{calibration.reference.images} normals ({calibration.default})" if calibration else "–",
-        "Seed": str(bundle.config.seed),
-        "Data fingerprint": str(facts.get("data", "?")),
-        "Trained": f"{facts.get('date', '?')}, {facts.get('seconds', '?')} s",
-        "Reshift": __version__,
-    }
-    return Report(
-        title=f"{bundle.config.method} on {metrics['dataset']}",
-        facts=known,
-        metrics=metrics,
-        cases=cases,
-        image_threshold=calibration.reference.image_threshold if calibration else None,
-        pixel_threshold=calibration.reference.pixel_threshold if calibration else None,
-        heat_scale=calibration.heat_scale if calibration else 1.0,
-        warnings=warnings,
-        config=bundle.config.model_dump(mode="json"),
-    )

@@ -19,7 +19,7 @@ from reshift.data.prepare import Prepared, prepare, restore
 from reshift.data.read import read_image
 from reshift.data.source import ahead
 from reshift.errors import UserError
-from reshift.metrics import PixelHistogram
+from reshift.pixels import PixelHistogram
 from reshift.progress import progress
 from reshift.runtime import pick_device, to_device
 
@@ -80,6 +80,15 @@ class Model:
             prediction = self.detector.predict(torch.from_numpy(pixels).to(self.device))
         heatmap: NDArray[np.float32] = prediction.heatmap.float().cpu().numpy()
         return prediction.score.double().cpu().tolist(), heatmap
+
+    def features(self, pixels: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """Embed ``(B, C, S, S)`` as ``(B, d)`` where the method has an image-level embedding."""
+        embed = getattr(self.detector, "features", None)
+        if embed is None:
+            return None
+        with torch.inference_mode():
+            found = embed(torch.from_numpy(pixels).to(self.device))
+        return None if found is None else np.asarray(found.float().cpu().numpy())
 
     def _result(self, score: float, heatmap: NDArray[np.float32], item: Prepared) -> Result:
         calibration = self.bundle.calibration

@@ -47,7 +47,9 @@ def metric_texts(report: "Report") -> dict[str, str | None]:
         return None if value is None else show(value)
 
     texts = {f"image.{key}": text("image", key, "{:.3f}".format) for key in ("auc", "ap", "f1", "f1_max")}
-    texts |= {f"pixel.{key}": text("pixel", key, "{:.3f}".format) for key in ("ap", "dice", "dice_max", "dice_per_image")}
+    texts |= {
+        f"pixel.{key}": text("pixel", key, "{:.3f}".format) for key in ("ap", "dice", "dice_max", "dice_per_image", "aupro")
+    }
     texts |= {f"{group}.threshold": text(group, "threshold", "{:.4g}".format) for group in ("image", "pixel")}
     for group, calibrated in {"image": report.image_threshold, "pixel": report.pixel_threshold}.items():
         if plain(calibrated) is not None:
@@ -68,11 +70,11 @@ def facts_list(report: "Report") -> str:
     return "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>" for k, v in facts.items())
 
 
-def _separation(auc: float, normal: int, abnormal: int) -> str:
-    """Put the AUC in words, with the spread that pure chance would give for this many images in mind."""
+def _separation(auc: float, interval: Sequence[float] | None, normal: int, abnormal: int) -> str:
+    """Put the AUC in words. Chance is ruled out by the interval over subjects, or by the spread for this many images."""
     chance_spread = math.sqrt((normal + abnormal + 1) / (12 * max(normal * abnormal, 1)))
-    number = f"(AUC {auc:.2f})"
-    if abs(auc - 0.5) < 1.96 * chance_spread:
+    number = f"(AUC {auc:.2f})" if not interval else f"(AUC {auc:.2f}, 95 % interval {interval[0]:.2f}–{interval[1]:.2f})"
+    if abs(auc - 0.5) < 1.96 * chance_spread or (interval and interval[0] <= 0.5 <= interval[1]):
         if auc >= 0.6:
             return f"there are too few images to rule out that the separation is due to chance {number}"
         return f"the score tells abnormal from normal images no better than chance {number}"
@@ -93,8 +95,9 @@ def verdict(report: "Report") -> str:
         above = "" if report.image_threshold is None else f", {flagged} of them above the calibrated threshold"
         return f"{len(report.cases)} images were scored{above}; without labels, accuracy cannot be judged."
     auc, tpr, fpr = (_number(report.metrics, "image", key) for key in ("auc", "tpr", "fpr"))
+    interval = plain(((report.metrics.get("intervals") or {}).get("image") or {}).get("auc"))
     ranking = "how well the score ranks abnormal above normal images could not be measured"
-    clauses = [ranking if auc is None else _separation(auc, normal, abnormal)]
+    clauses = [ranking if auc is None else _separation(auc, interval, normal, abnormal)]
     found = []
     if tpr is not None and abnormal:
         found.append(f"{round(tpr * abnormal)} of {abnormal} abnormal images are flagged (sensitivity {_percent(tpr)})")
@@ -137,5 +140,5 @@ def _table(table: "ReportTable") -> str:
     rows = "".join(f'<tr><th scope="row">{html.escape(row[0])}</th>{cells("td", row[1:])}</tr>' for row in table.rows)
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in table.header)
     title, note = html.escape(table.title), html.escape(table.note)
-    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    body = f'<table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return f'<section><h2>{title}</h2><p class="lead">{note}</p>{body}</section>'

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
+from reshift.subjects import SubjectPixels
 
 
 class Results(NamedTuple):
@@ -75,3 +76,13 @@ def pixel_counts(results: Results) -> PixelCounts | None:
         return None
     with np.load(path, allow_pickle=False) as stored:
         return PixelCounts(stored["values"], stored["normal"], stored["abnormal"])
+
+
+def subject_pixels(results: Results) -> SubjectPixels | None:
+    """Read the pixel counts by subject, which intervals and paired tests are made of."""
+    path = results.folder / "subjects.npz"
+    if not path.exists():
+        return None
+    with np.load(path, allow_pickle=False) as stored:
+        counts = {name: stored[name] for name in ("values", "normal", "abnormal", "overlap", "called", "lesion")}
+        return SubjectPixels(tuple(str(s) for s in stored["subjects"]), **counts)

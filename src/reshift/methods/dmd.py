@@ -4,7 +4,7 @@ Paper: "Reconstruction-Shift Discrimination via Mask-Guided Latent Diffusion for
 paper leaves open is listed, with its reason, in docs/equations.md.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -246,17 +246,35 @@ class DMD(nn.Module):
         z0_hat = clean_estimate(z_t, self.denoiser(z_t, t).to(z_t.dtype), z0, M, a_bar)
         return torch.unflatten(self._decode(z0_hat), 0, (b, k))
 
-    def anomaly_map(self, x: Tensor) -> Tensor:
-        """Algorithm 2, lines 2–10: A_pix, ``(B, C, H, W)`` → ``(B, H, W)``."""
+    def _restorations(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Algorithm 2, lines 2–7, some masks at a time: M_k↑ ``(k, H, W)`` and x_k^r ``(B, k, C, H, W)``."""
         z0, (masks, noise) = self.latents(x), self.inference_masks()
-        H, W = x.shape[-2:]
-        N_pix, D_pix = x.new_zeros(len(x), H, W), x.new_zeros(H, W)
         rows = max(1, self.settings.inference_rows // len(x))
         for M, eps in zip(masks.split(rows), noise.split(rows), strict=True):
-            up = upsample_mask(M, H, W)  # (k, H, W)
-            N_pix += (up * residual_map(x[:, None], self.restore(z0, M, eps))).sum(1)
+            yield upsample_mask(M, x.shape[-2], x.shape[-1]), self.restore(z0, M, eps)
+
+    def anomaly_map(self, x: Tensor) -> Tensor:
+        """Algorithm 2, lines 2–10: A_pix, ``(B, C, H, W)`` → ``(B, H, W)``."""
+        N_pix, D_pix = torch.zeros_like(x[:, 0]), torch.zeros_like(x[0, 0])
+        for up, x_r in self._restorations(x):
+            N_pix += (up * residual_map(x[:, None], x_r)).sum(1)
             D_pix += up.sum(0)
         return overlap_average(N_pix, D_pix, self.settings.delta)
+
+    def pseudo_healthy(self, x: Tensor) -> Tensor:
+        """Eq. 14 over the restorations themselves, so that each pixel comes from where it was masked; shaped like ``x``."""
+        healthy = []
+        for images in x.split(1 if x.device.type == "cpu" else len(x)):  # as in ``batch_invariant``
+            total, D_pix = torch.zeros_like(images), torch.zeros_like(images[0, 0])
+            for up, x_r in self._restorations(images):
+                total += (up[:, None] * x_r).sum(1)
+                D_pix += up.sum(0)
+            healthy.append(overlap_average(total, D_pix, self.settings.delta))
+        return torch.cat(healthy)
+
+    def features(self, x: Tensor) -> Tensor | None:
+        """The classifier's embedding of each image, ``(B, hidden)``; what the paper's t-SNE figure shows."""
+        return self.shift.features(x) if isinstance(self.shift, Classifier) else None
 
     def predict(self, x: Tensor) -> Prediction:
         """S_img (Eq. 11) and A_pix (Eq. 14)."""
