@@ -22,7 +22,7 @@ from reshift.config import Config, DataConfig, TrainConfig
 from reshift.data.prepare import prepare
 from reshift.data.read import read_image
 from reshift.data.source import Source
-from reshift.pixels import FAST, PixelHistogram
+from reshift.metrics.pixels import FAST, PixelHistogram
 from reshift.predict import GPU_BATCH, Model
 from reshift.runtime import Place, pick_device
 from reshift.train import as_module, fit

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reshift.calibrate import FEW, Calibration, Reference, false_positive_range, reference
 from reshift.config import CalibrateConfig
 from reshift.errors import UserError
-from reshift.pixels import PixelHistogram
+from reshift.metrics.pixels import PixelHistogram
 
 some = settings(deadline=None, max_examples=50)
 finite = st.floats(-1e6, 1e6)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reshift import bootstrap
-from reshift.bootstrap import IMAGE_FIGURES, PIXEL_FIGURES, Images, draw_for_images, image_samples, owners, pixel_samples
-from reshift.confidence import Paired, delong, image_intervals, mean_std, paired_image, paired_pixels, pixel_intervals
 from reshift.errors import UserError
-from reshift.metrics import average_precision, best_f1, image_metrics
+from reshift.metrics import bootstrap
+from reshift.metrics.bootstrap import IMAGE_FIGURES, PIXEL_FIGURES, Images, draw_for_images, image_samples, owners, pixel_samples
+from reshift.metrics.confidence import Paired, delong, image_intervals, mean_std, paired_image, paired_pixels, pixel_intervals
+from reshift.metrics.image import average_precision, best_f1, image_metrics
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

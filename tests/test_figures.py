@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from evaluations import changed, folder
-from reshift import figures
 from reshift.errors import UserError
-from reshift.metrics import average_precision, curve, roc_auc
+from reshift.figures import paper as figures
+from reshift.metrics.image import average_precision, curve, roc_auc
 from reshift.results import Results
 
 

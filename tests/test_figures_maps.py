@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from evaluations import changed, folder
-from reshift import figures
 from reshift.errors import UserError
-from reshift.figures_style import line_style, run_names
+from reshift.figures import paper as figures
+from reshift.figures.style import line_style, run_names
 from reshift.picture import colours
 from reshift.results import Results, case_arrays, pixel_counts
 
@@ -25,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
 
 def test_a_figure_is_the_same_bytes_in_another_process(runs: list[Results], tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from reshift import figures as f; from reshift.results import load_results\n"
+        "import sys; from pathlib import Path; from reshift.figures import paper as f; from reshift.results import load_results\n"
         "runs = [load_results(Path(p)) for p in sys.argv[2:]]\n"
         "f.save(f.roc_pr(runs), Path(sys.argv[1] + '-roc')); f.save(f.qualitative(runs), Path(sys.argv[1] + '-maps'))"
     )

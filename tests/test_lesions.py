@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reshift.lesions import LesionTally, components
+from reshift.metrics.lesions import LesionTally, components
 
 Bools = NDArray[np.bool_]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score
 
 from reshift.errors import UserError
-from reshift.metrics import (
+from reshift.metrics.image import (
     average_precision,
     best_f1,
     curve,

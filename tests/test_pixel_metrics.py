@@ -8,8 +8,8 @@ from sklearn.metrics import average_precision_score
 
 from pixel_maps import Bools, Floats, maps
 from reshift.errors import UserError
-from reshift.metrics import average_precision
-from reshift.pixels import PixelMetrics, SubjectPixels
+from reshift.metrics.image import average_precision
+from reshift.metrics.pixels import PixelMetrics, SubjectPixels
 from test_lesions import flood
 from test_pixels import oracle_f1
 

@@ -9,8 +9,8 @@ from sklearn.metrics import average_precision_score, precision_recall_curve
 
 from pixel_maps import Bools, Floats, maps
 from reshift.errors import UserError
-from reshift.metrics import average_precision, best_f1
-from reshift.pixels import FAST, FINE, FULL, PixelHistogram
+from reshift.metrics.image import average_precision, best_f1
+from reshift.metrics.pixels import FAST, FINE, FULL, PixelHistogram
 
 some = settings(deadline=None, max_examples=50)
 

@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from reshift import report as report_module
-from reshift.report import Report, ReportCase, heat_thumbnail, mask_thumbnail, render, thumbnail, write_report
+from reshift.report import page as report_module
+from reshift.report.page import Report, ReportCase, heat_thumbnail, mask_thumbnail, render, thumbnail, write_report
 
 NASTY = '</script><img src=x onerror="alert(1)"><!-- {{config}} & \u2028'
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -10,7 +10,7 @@ from pydantic import Field
 from reshift.acquisition import Acquisition
 from reshift.config import CalibrateConfig, Frozen
 from reshift.errors import UserError
-from reshift.pixels import PixelHistogram
+from reshift.metrics.pixels import PixelHistogram
 
 FEW = 100  # normals; below this the thresholds carry a warning
 

@@ -158,7 +158,7 @@ def compare(
 ) -> None:
     """Compare methods on the same test images: intervals, paired tests, maps side by side (compare.html, .md, .json)."""
     from reshift.compare import compare as run
-    from reshift.compare_page import markdown
+    from reshift.report.comparison import markdown
 
     table = run(runs, out)
     typer.echo(markdown(table))
@@ -171,7 +171,7 @@ def figures(
     out: Out,
 ) -> None:
     """Draw the paper's figures from saved evaluations, as PDF and PNG (extra: report)."""
-    from reshift.figures import all_figures
+    from reshift.figures.paper import all_figures
     from reshift.results import load_results
 
     for path in all_figures([load_results(folder) for folder in runs], out):

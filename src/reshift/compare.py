@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.compare_page import IMAGE_FIGURES, PIXEL_FIGURES, markdown, page
-from reshift.confidence import delong, paired_image, paired_pixels
 from reshift.errors import UserError
+from reshift.metrics.confidence import delong, paired_image, paired_pixels
+from reshift.report.comparison import IMAGE_FIGURES, PIXEL_FIGURES, markdown, page
 from reshift.results import Results, load_results, subject_pixels
 from reshift.write import atomic_json, atomic_text, writable_folder
 

@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reshift.confidence import image_intervals, pixel_intervals
 from reshift.data.manifest import Case
 from reshift.data.prepare import Prepared, prepare_mask
 from reshift.data.read import read_image, read_mask
 from reshift.data.source import ahead
 from reshift.errors import UserError, reason
-from reshift.metrics import image_metrics
-from reshift.pixels import PixelMetrics
+from reshift.metrics.confidence import image_intervals, pixel_intervals
+from reshift.metrics.image import image_metrics
+from reshift.metrics.pixels import PixelMetrics
 from reshift.predict import Model, grouped
 from reshift.progress import progress
-from reshift.report import ReportCase, heat_thumbnail, mask_thumbnail, thumbnail, write_report
-from reshift.reporting import make_report, warnings
+from reshift.report.build import make_report, warnings
+from reshift.report.page import ReportCase, heat_thumbnail, mask_thumbnail, thumbnail, write_report
 from reshift.write import atomic_bytes, atomic_json, atomic_text, naming, writable_folder
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from reshift.data.prepare import Prepared, prepare, restore
 from reshift.data.read import read_image
 from reshift.data.source import ahead
 from reshift.errors import UserError
-from reshift.pixels import PixelHistogram
+from reshift.metrics.pixels import PixelHistogram
 from reshift.progress import progress
 from reshift.runtime import pick_device, to_device
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
-from reshift.subjects import SubjectPixels
+from reshift.metrics.subjects import SubjectPixels
 
 
 class Results(NamedTuple):

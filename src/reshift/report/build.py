@@ -8,8 +8,8 @@ import numpy as np
 from reshift import __version__
 from reshift.acquisition import run_warning
 from reshift.bundle import Bundle
-from reshift.metrics import roc_auc
-from reshift.report import Report, ReportCase, ReportTable
+from reshift.metrics.image import roc_auc
+from reshift.report.page import Report, ReportCase, ReportTable
 
 SIZES = ((1, 9), (10, 49), (50, 199), (200, 799), (800, None))  # lesion pixels of an image, at network resolution
 

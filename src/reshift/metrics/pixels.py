@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift import floatbits
-from reshift.lesions import PRO_DROP, LesionTally
-from reshift.metrics import best_f1, refuse_nan
-from reshift.subjects import COARSE_DROP, SubjectPixels, SubjectTally
+from reshift.metrics import floatbits
+from reshift.metrics.image import best_f1, refuse_nan
+from reshift.metrics.lesions import PRO_DROP, LesionTally
+from reshift.metrics.subjects import COARSE_DROP, SubjectPixels, SubjectTally
 
 FINE, FAST = 6, 9  # bits dropped of 32: bins a relative 2^-17 wide for thresholds, 2^-14 for AP, which needs no more
 BLOCK = 1 << 16  # pixels counted at once: temporaries that stay in the processor's cache

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.floatbits import ascending, bits
+from reshift.metrics.floatbits import ascending, bits
 
 SIZES = (1, 10, 50, 200, 800)  # pixels from which a size class begins; the last has no end
 ONE_IN = 10  # of a lesion's pixels must be called: a stray pixel finds no large lesion, one of nine does a small one

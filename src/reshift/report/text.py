@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from reshift.report import Report, ReportTable
+    from reshift.report.page import Report, ReportTable
 
 
 def plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from reshift.report_text import facts_list, metric_texts, plain, tables, verdict
+from reshift.report.text import facts_list, metric_texts, plain, tables, verdict
 
 SCRIPTS = ("report.js", "report_charts.js", "report_gallery.js")
 # Mail servers commonly refuse attachments above 25 MB; the rest is left for names, notes and the page itself.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.floatbits import bits, edges, ordered
+from reshift.metrics.floatbits import bits, edges, ordered
 
 COARSE_DROP = 16  # of 32 bits: a bin is a relative 2^-7 wide
 BINS = 1 << (32 - COARSE_DROP)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
-from reshift.figures_maps import choose_cases, pixel_histogram, qualitative
-from reshift.figures_style import ABNORMAL, COLUMN, NORMAL, QUIET, blank, legend_below, line_style, run_names, save, style
-from reshift.metrics import average_precision, curve, roc_auc
+from reshift.figures.maps import choose_cases, pixel_histogram, qualitative
+from reshift.figures.style import ABNORMAL, COLUMN, NORMAL, QUIET, blank, legend_below, line_style, run_names, save, style
+from reshift.metrics.image import average_precision, curve, roc_auc
 from reshift.results import Results, case_features
 from reshift.write import writable_folder
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshift.bootstrap import (
+from reshift.errors import UserError
+from reshift.metrics.bootstrap import (
     IMAGE_FIGURES,
     PIXEL_FIGURES,
     Floats,
@@ -21,8 +22,7 @@ from reshift.bootstrap import (
     owners,
     pixel_samples,
 )
-from reshift.errors import UserError
-from reshift.metrics import Labels, Scores, roc_auc
+from reshift.metrics.image import Labels, Scores, roc_auc
 
 ROUNDING = 1e-12  # smaller than any difference a figure can mean
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.metrics import Labels, Scores, image_metrics
+from reshift.metrics.image import Labels, Scores, image_metrics
 
 IMAGE_FIGURES = ("auc", "ap", "f1", "fpr", "tpr", "f1_max")
 PIXEL_FIGURES = ("ap", "dice", "dice_max")

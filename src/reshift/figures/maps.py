@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
-from reshift.figures_style import ABNORMAL, COLUMN, NORMAL, PAGE, blank, legend_below, nothing, panels, run_names, style
+from reshift.figures.style import ABNORMAL, COLUMN, NORMAL, PAGE, blank, legend_below, nothing, panels, run_names, style
 from reshift.picture import colours
 from reshift.results import CaseArrays, PixelCounts, Results, case_arrays, pixel_counts
 

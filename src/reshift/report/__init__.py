@@ -1,0 +1,1 @@
+"""Pages for people: the evaluation report and the comparison."""
