@@ -63,11 +63,13 @@ def test_same_seed_same_bits_other_seed_other_bits(manifest: Path, tmp_path: Pat
 
 
 def test_killed_at_any_moment_and_resumed_the_weights_are_the_same_to_the_bit(manifest: Path, tmp_path: Path) -> None:
-    slow = ("--set", "train.checkpoint_seconds=0")  # a checkpoint after every step: more places to be killed in
+    # A checkpoint after every step: more places to be killed in; and enough steps that the last kill does not come too late.
+    epochs = ("--set", "model.stage1_epochs=15", "--set", "model.stage2_epochs=15")
+    slow = ("--set", "train.checkpoint_seconds=0", *epochs)
     subprocess.run(command(manifest, tmp_path / "whole", tmp_path, *slow), check=True, capture_output=True)
     run = tmp_path / "killed"
     kills, resume = 0, tuple[str, ...]()
-    for delay in (0.0, 0.15, 0.4):
+    for delay in (0.0, 0.1, 0.2):
         process = subprocess.Popen(command(manifest, run, tmp_path, *slow, *resume), stderr=subprocess.PIPE)
         before = _last_step(run)
         while process.poll() is None and _last_step(run) == before:
@@ -78,7 +80,7 @@ def test_killed_at_any_moment_and_resumed_the_weights_are_the_same_to_the_bit(ma
             kills += 1
         process.communicate()
         resume = ("--resume",)
-    assert kills >= 2
+    assert kills >= 2, "the run ended before it could be killed"
     subprocess.run(command(manifest, run, tmp_path, *slow, "--resume"), check=True, capture_output=True)
     assert weights(run) == weights(tmp_path / "whole")
     steps = [[(r["stage"], r["step"], r["loss"]) for r in _records(folder)] for folder in (run, tmp_path / "whole")]

@@ -19,7 +19,7 @@ from reshift.errors import UserError
 from reshift.predict import Model, normal_scores
 from reshift.runtime import pick_device, processes
 from reshift.train import CHECKPOINT, as_module, fit
-from reshift.write import atomic_json, writable_folder
+from reshift.write import atomic_json, sweep, writable_folder
 
 MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
 FREE = ("device", "log_every", "checkpoint_seconds", "tensorboard")  # train settings that may change on resume
@@ -50,6 +50,7 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
         source = Source(kept, config.data, device)
         check_images(held if source.resident else [*kept, *held], config.data)
         if place.rank == 0:
+            sweep(out)
             atomic_json(out / "run.json", stamp)
         seconds = fit(detector, source, config, out, place)
         if place.rank > 0:

@@ -1,7 +1,6 @@
 """``RUN/log.jsonl``: one object per logged step; TensorBoard beside it when asked for."""
 
 import json
-import math
 import time
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +45,7 @@ class RunLog:
         """Append one record."""
         if not self.active:
             return
-        record["seconds"] = math.floor(self.seconds * 1000) / 1000  # never later than the checkpoint that follows
+        record["seconds"] = self.seconds  # unrounded: ``rewind`` compares it with the checkpoint's
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")

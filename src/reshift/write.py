@@ -61,6 +61,12 @@ def append_json(path: Path, value: Any) -> None:
             raise
 
 
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left of a file it was writing. Only for a folder that nobody else writes to."""
+    for left in folder.glob(".*-*.tmp"):
+        left.unlink(missing_ok=True)
+
+
 def writable_folder(path: Path) -> Path:
     """Create ``path`` and make sure, before any work is done, that results can be written there."""
     probe = path / f".probe.{os.getpid()}"
