@@ -51,6 +51,7 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
         check_images(held if source.resident else [*kept, *held], config.data)
         if place.rank == 0:
             sweep(out)
+            sweep(out / "bundle")
             atomic_json(out / "run.json", stamp)
         seconds = fit(detector, source, config, out, place)
         if place.rank > 0:

@@ -69,6 +69,12 @@ function paintOverlay(card) {
   context.drawImage(layer, 0, 0, overlayCanvas.width, overlayCanvas.height);
 }
 
+/** Mistakes are shown worst first: the normal image scored highest, the abnormal one scored lowest. */
+function worstFirst(kind) {
+  const order = { fp: "score-desc", fn: "score-asc" }[kind];
+  if (order) view.sort = byId("sort").value = order;
+}
+
 /** Draw the border between mask and background as lines, so that it stays thin at any size. */
 function paintOutline(canvas, image, mask) {
   const { width, height, values } = mask;
@@ -206,7 +212,7 @@ function makeFilters(onChange) {
   if (unknowns.length > 0) kinds.push("flagged", "clear");
   const buttons = kinds.map((kind) => {
     const button = el("button", { type: "button", "data-kind": kind });
-    button.addEventListener("click", () => { view.filter = kind; view.page = 0; onChange(); });
+    button.addEventListener("click", () => { view.filter = kind; view.page = 0; worstFirst(kind); onChange(); });
     return button;
   });
   byId("filters").append(...buttons);
