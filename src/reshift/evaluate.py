@@ -19,7 +19,7 @@ from reshift.data.prepare import Prepared, prepare_mask
 from reshift.data.read import read_image, read_mask
 from reshift.data.source import ahead
 from reshift.errors import UserError, reason
-from reshift.metrics.confidence import image_intervals, pixel_intervals
+from reshift.metrics.confidence import image_intervals, mean_interval, pixel_intervals
 from reshift.metrics.image import image_metrics
 from reshift.metrics.pixels import PixelMetrics
 from reshift.predict import Model, grouped
@@ -199,6 +199,15 @@ def _shown(model: Model, item: Evaluated, row: dict[str, Any]) -> ReportCase:
     )
 
 
+def _lesion_intervals(pixels: PixelMetrics) -> dict[str, tuple[float, float] | None]:
+    """Intervals of the figures that are means: Dice over abnormal images, and the share of lesions found."""
+    subjects, lesions, found = zip(*pixels.lesion_images, strict=True)
+    if not pixels.dice_per_image:  # no threshold
+        return {"dice_per_image": None, "lesion_rate": None}
+    dice = mean_interval(pixels.dice_per_image, np.ones(len(subjects)).tolist(), subjects)
+    return {"dice_per_image": dice, "lesion_rate": mean_interval(found, lesions, subjects)}
+
+
 def _metrics(model: Model, rows: list[dict[str, Any]], pixels: PixelMetrics, dataset: str, seconds: float) -> dict[str, Any]:
     labels = np.array([row["label"] == 1 for row in rows])
     scores = np.array([row["score"] for row in rows], dtype=np.float64)
@@ -213,7 +222,9 @@ def _metrics(model: Model, rows: list[dict[str, Any]], pixels: PixelMetrics, dat
         "intervals": {
             "level": 0.95,
             "image": image_intervals(labels, scores, subjects, threshold),
-            "pixel": pixel_intervals(by_subject) if by_subject is not None and pixels.lesion else None,
+            "pixel": pixel_intervals(by_subject) | _lesion_intervals(pixels)
+            if by_subject is not None and pixels.lesion
+            else None,
         },
         "lesions": pixels.lesions(),
         "method": model.bundle.config.method,

@@ -67,6 +67,25 @@ def pixel_intervals(
     return {name: _percentiles(samples[name], level) if name in known else None for name in PIXEL_FIGURES}
 
 
+def mean_interval(
+    sums: Sequence[float],
+    counts: Sequence[float],
+    subjects: Sequence[str],
+    *,
+    draws: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Interval | None:
+    """Interval of Σ sums / Σ counts over items, by bootstrap over their subjects; None with fewer than two subjects."""
+    names, owner = np.unique(np.asarray(subjects), return_inverse=True)
+    total, n = np.bincount(owner, sums, len(names)), np.bincount(owner, counts, len(names))
+    total, n = total[n > 0], n[n > 0]
+    if len(n) < 2:
+        return None
+    weights = np.random.default_rng(seed).multinomial(len(n), np.full(len(n), 1.0 / len(n)), size=draws).astype(np.float64)
+    return _percentiles((weights @ total) / (weights @ n), level)
+
+
 def paired_image(
     labels: Labels,
     a: Scores,

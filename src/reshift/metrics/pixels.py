@@ -172,6 +172,7 @@ class PixelMetrics:
     lesion: int = 0
     pixels: int = 0
     dice_per_image: list[float] = field(default_factory=list)  # of images with a lesion
+    lesion_images: list[tuple[str, int, int]] = field(default_factory=list)  # their subject, lesions and lesions found
     tally: LesionTally = field(init=False, repr=False)
     subjects: SubjectTally = field(default_factory=SubjectTally, repr=False)
 
@@ -197,7 +198,9 @@ class PixelMetrics:
         n_lesion = int(lesion.sum())
         self.histogram.add(values, lesion if n_lesion else None)
         if n_lesion:
+            before = self.tally.n.sum(), self.tally.detected.sum()
             self.tally.add(heatmap, truth)
+            self.lesion_images.append((subject, int(self.tally.n.sum() - before[0]), int(self.tally.detected.sum() - before[1])))
         n_called = overlap = 0
         if self.threshold is not None:
             called = values > self.threshold
