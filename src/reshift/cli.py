@@ -67,6 +67,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="continue what was stopped in --out")] = False,
 ) -> None:
     """Learn from normal images, calibrate on held-out ones, and leave RUN/bundle and RUN/log.jsonl."""
+    from reshift.bundle import load_bundle
     from reshift.config import assignment, read_toml
     from reshift.pipeline import resolve, train_run
 
@@ -76,6 +77,8 @@ def train(
     layers += [{"train": {"device": device}}] if device else []
     bundle = train_run(resolve(method, profile, layers), data, out, resume=resume)
     if os.environ.get("RANK", "0") == "0":
+        calibration = load_bundle(bundle).calibration
+        _warn(calibration.warnings() if calibration else [])
         typer.echo(f"bundle: {bundle}")
 
 
