@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "picture": set(),
     "results": {"errors", "metrics"},
     "figures": {"errors", "figures", "metrics", "picture", "results", "write"},
-    "report": {"", "acquisition", "bundle", "metrics", "picture", "report", "results"},
+    "report": {"", "acquisition", "bundle", "metrics", "picture", "report", "results", "write"},
     "checkpoint": {"errors", "write"},
     "runlog": {"errors", "write", "checkpoint"},
     "bundle": {"", "methods", "calibrate", "config", "errors", "write"},

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from browser import run_in_browser
 from helpers import Cli, refused
 from reshift.data.phantom import write_phantom
 from reshift.pipeline import resolve, train_run
@@ -50,6 +51,22 @@ def test_table_page_and_tests(run_cli: Cli, evaluations: list[Path], tmp_path: P
     assert "http" not in page.replace("http-equiv", "")
     assert "| brightness |" in (tmp_path / "both" / "compare.md").read_text()
     assert "brightness" in outcome.out
+
+
+PROBE = """
+const pictures = [...document.images];
+Promise.all(pictures.map((p) => p.decode())).then(() => {
+  document.body.dataset.drawn = pictures.filter((p) => p.naturalWidth > 0).length;
+  document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
+});
+"""
+
+
+def test_page_opens_in_a_browser(run_cli: Cli, evaluations: list[Path], tmp_path: Path) -> None:
+    run_cli("compare", *evaluations, "--out", tmp_path / "both")
+    dom = run_in_browser((tmp_path / "both" / "compare.html").read_text(), tmp_path, PROBE)
+    assert f'data-drawn="{4 * 24}"' in dom
+    assert 'data-wide="false"' in dom
 
 
 def test_only_shared_images_enter_the_tests(run_cli: Cli, evaluations: list[Path], tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from reshift.data.phantom import COLUMNS, KINDS, draw, write_phantom
+from reshift.data.manifest import COLUMNS
+from reshift.data.phantom import KINDS, draw, write_phantom
 from reshift.errors import UserError
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

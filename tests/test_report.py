@@ -4,8 +4,6 @@ import base64
 import io
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -16,15 +14,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from browser import run_in_browser
+from reshift.errors import UserError
 from reshift.report import page as report_module
 from reshift.report.page import Report, ReportCase, heat_thumbnail, mask_thumbnail, render, thumbnail, write_report
 
 NASTY = '</script><img src=x onerror="alert(1)"><!-- {{config}} & \u2028'
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=5000", "--dump-dom"),
-]
 
 
 def noise(seed: int, side: int = 40) -> NDArray[np.float32]:
@@ -188,7 +183,7 @@ def test_write_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "replace", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match="disk full"):
         write_report(path, bare())
     assert path.read_text(encoding="utf-8") == before
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]
@@ -221,21 +216,6 @@ def test_thumbnails_fit_the_side_and_keep_content() -> None:
     speck = np.zeros((512, 512), dtype=bool)
     speck[300, 200] = True
     assert np.asarray(decode(mask_thumbnail(speck))).sum() == 1
-
-
-def run_in_browser(page: str, folder: Path, probe: str = "") -> str:
-    """Load the page headless and return the document as the browser left it, without script text."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip(f"no browser found (looked for {', '.join(BROWSERS)})")
-    if probe:
-        # The page forbids foreign scripts, which would include this one.
-        page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
-        page = page.replace("</body>", f"<script>{probe}</script></body>")
-    (folder / "page.html").write_text(page, encoding="utf-8")
-    command = [browser, *FLAGS, f"--user-data-dir={folder / 'profile'}", (folder / "page.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("kind", ["typical", "bare", "empty", "only normals"])

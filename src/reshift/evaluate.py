@@ -26,7 +26,7 @@ from reshift.predict import Model, grouped
 from reshift.progress import progress
 from reshift.report.build import make_report, warnings
 from reshift.report.page import ReportCase, heat_thumbnail, mask_thumbnail, thumbnail, write_report
-from reshift.write import atomic_bytes, atomic_json, atomic_text, naming, writable_folder
+from reshift.write import atomic_bytes, atomic_json, atomic_text, writable_folder
 
 if TYPE_CHECKING:
     from reshift.normative import NormativeIndices
@@ -83,8 +83,7 @@ def evaluate(
         _save(out / "features.npy", np.save, np.stack(features))
     atomic_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     atomic_json(out / "metrics.json", metrics)
-    with naming(out / "report.html"):
-        write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown, errors))
+    write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown, errors))
     return metrics, errors
 
 

@@ -1,6 +1,7 @@
 """What ``reshift evaluate`` leaves on disk, read back: figures and comparisons need no model and no retraining."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,3 +87,15 @@ def subject_pixels(results: Results) -> SubjectPixels | None:
     with np.load(path, allow_pickle=False) as stored:
         counts = {name: stored[name] for name in ("values", "normal", "abnormal", "overlap", "called", "lesion")}
         return SubjectPixels(tuple(str(s) for s in stored["subjects"]), **counts)
+
+
+def choose_cases(runs: Sequence[Results], rows: int = 6) -> list[str]:
+    """Choose abnormal cases that every run has a map of, at even ranks of lesion size; never by how well a method does."""
+    sizes = {str(case["input"]): case.get("lesion_pixels") for case in (runs[0].cases if runs else []) if case["label"] == 1}
+    for run in runs:
+        stored = {str(case["input"]) for case in run.cases if case.get("arrays")}
+        sizes = {name: size for name, size in sizes.items() if name in stored}
+    measured = [name for name, size in sizes.items() if size]
+    ranked = sorted(measured or sizes, key=lambda name: (sizes[name] or 0, name))
+    at = np.linspace(0, len(ranked) - 1, min(rows, len(ranked))).round().astype(int)
+    return [ranked[i] for i in at]

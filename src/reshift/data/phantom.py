@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from reshift.data.manifest import COLUMNS
 from reshift.data.phantom_kinds import View, brain, chest, ultrasound
 from reshift.errors import UserError
 
 KINDS = ("brain", "ultrasound", "chest")
-COLUMNS = ("image", "mask", "subject", "label", "split", "note")
 SMALLEST_SIZE = 32
 
 _ANATOMIES = {"brain": brain, "ultrasound": ultrasound, "chest": chest}

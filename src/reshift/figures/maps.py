@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from reshift.errors import UserError
 from reshift.figures.style import ABNORMAL, COLUMN, NORMAL, PAGE, blank, legend_below, nothing, panels, run_names, style
 from reshift.picture import colours
-from reshift.results import CaseArrays, PixelCounts, Results, case_arrays, pixel_counts
+from reshift.results import CaseArrays, PixelCounts, Results, case_arrays, choose_cases, pixel_counts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
 BINS = 60
 UNKNOWN = "no mask"
-
-
-def choose_cases(runs: Sequence[Results], rows: int = 6) -> list[str]:
-    """Choose abnormal cases that every run has a map of, at even ranks of lesion size; never by how well a method does."""
-    sizes = {str(case["input"]): case.get("lesion_pixels") for case in (runs[0].cases if runs else []) if case["label"] == 1}
-    for run in runs:
-        stored = {str(case["input"]) for case in run.cases if case.get("arrays")}
-        sizes = {name: size for name, size in sizes.items() if name in stored}
-    measured = [name for name, size in sizes.items() if size]
-    ranked = sorted(measured or sizes, key=lambda name: (sizes[name] or 0, name))
-    at = np.linspace(0, len(ranked) - 1, min(rows, len(ranked))).round().astype(int)
-    return [ranked[i] for i in at]
 
 
 @style()

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
-from reshift.figures.maps import choose_cases, pixel_histogram, qualitative
+from reshift.figures.maps import pixel_histogram, qualitative
 from reshift.figures.style import ABNORMAL, COLUMN, NORMAL, QUIET, blank, legend_below, line_style, run_names, save, style
 from reshift.metrics.image import average_precision, curve, roc_auc
-from reshift.results import Results, case_features
+from reshift.results import Results, case_features, choose_cases
 from reshift.write import writable_folder
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """From an evaluation to its report: facts, warnings, subgroups."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ from reshift import __version__
 from reshift.acquisition import run_warning
 from reshift.bundle import Bundle
 from reshift.metrics.image import roc_auc
+from reshift.metrics.lesions import SIZES
 from reshift.report.page import Report, ReportCase, ReportTable
 
-SIZES = ((1, 9), (10, 49), (50, 199), (200, 799), (800, None))  # lesion pixels of an image, at network resolution
+CLASSES = [*pairwise(SIZES), (SIZES[-1], None)]  # [from, to) of lesion pixels, at network resolution
 
 
 def make_report(
@@ -67,7 +69,8 @@ def _subgroups(rows: Sequence[dict[str, Any]]) -> ReportTable:
     abnormal = [row for row in rows if row["label"] == 1]
     notes = sorted({row["note"] for row in abnormal if row["note"]})
     groups = [(note, [row for row in abnormal if row["note"] == note]) for note in notes if len(notes) <= 12]
-    for low, high in SIZES:
+    for low, end in CLASSES:
+        high = end - 1 if end else None
         inside = [
             r
             for r in abnormal

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.picture import colours
-from reshift.results import Results, case_arrays
+from reshift.results import Results, case_arrays, choose_cases
 
 IMAGE_FIGURES = ("auc", "ap", "f1")
 PIXEL_FIGURES = ("ap", "dice")
@@ -59,18 +59,13 @@ def _figures(table: dict[str, Any]) -> str:
     return f'<div style="overflow-x:auto"><table class="plain">{body}</table></div>'
 
 
-def chosen(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Abnormal cases spread evenly over lesion size, then normal ones; the same on every call."""
-    shared = set(names)
-    cases = [case for case in results.cases if case["input"] in shared and case.get("arrays")]
-    abnormal = sorted((c for c in cases if c["label"] == 1), key=lambda c: (-(c.get("lesion_pixels") or 0), c["input"]))
-    normal = [case for case in cases if case["label"] == 0]
-    return _evenly(abnormal, SHOWN * 3 // 4) + _evenly(normal, SHOWN // 4)
-
-
-def _evenly(cases: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    at = np.linspace(0, len(cases) - 1, min(count, len(cases))).round().astype(int)
-    return [cases[i] for i in at]
+def _shown(runs: Sequence[tuple[str, Results]], names: Sequence[str]) -> list[str]:
+    """Abnormal cases, largest lesion first, then some normal ones; the same on every call."""
+    found = [results for _, results in runs]
+    shared, stored = set(names), [{str(c["input"]) for c in results.cases if c.get("arrays")} for results in found]
+    normal = [str(c["input"]) for c in found[0].cases if c["label"] == 0 and c["input"] in shared]
+    normal = [name for name in normal if all(name in arrays for arrays in stored)]
+    return choose_cases(found, SHOWN * 3 // 4)[::-1] + normal[:: max(1, -(-len(normal) * 4 // SHOWN))]
 
 
 def _gallery(runs: Sequence[tuple[str, Results]], names: Sequence[str]) -> str:
@@ -78,9 +73,8 @@ def _gallery(runs: Sequence[tuple[str, Results]], names: Sequence[str]) -> str:
     by_name = [{str(case["input"]): case for case in results.cases} for _, results in runs]
     heads = "".join(f"<small>{html.escape(text)}</small>" for text in ("input", *(label for label, _ in runs), "ground truth"))
     parts = [heads]
-    for case in chosen(runs[0][1], names):
-        name = str(case["input"])
-        kind = "abnormal" if case["label"] == 1 else "normal"
+    for name in _shown(runs, names):
+        kind = "abnormal" if by_name[0][name]["label"] == 1 else "normal"
         scores = ", ".join(f"{label} {cases[name]['score']:.4g}" for (label, _), cases in zip(runs, by_name, strict=True))
         parts.append(f'<p class="name">{html.escape(name)} <small>{kind} · {html.escape(scores)}</small></p>')
         parts += _pictures(runs, by_name, name)

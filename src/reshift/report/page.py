@@ -11,7 +11,6 @@ import html
 import io
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from reshift.report.text import facts_list, metric_texts, plain, tables, verdict
+from reshift.write import atomic_bytes
 
 SCRIPTS = ("report.js", "report_charts.js", "report_gallery.js")
 # Mail servers commonly refuse attachments above 25 MB; the rest is left for names, notes and the page itself.
@@ -123,16 +123,9 @@ def render(report: Report) -> str:
 
 def write_report(path: Path, report: Report) -> None:
     """Write the page in one step: a reader sees the old file or the new one, never half of it."""
-    text = render(report)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A plain open keeps the usual permissions; temporary files from `tempfile` are unreadable to colleagues.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # File names that are not valid UTF-8 reach us as lone surrogates, which only an escape can carry.
-        partial.write_text(text, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    # File names that are not valid UTF-8 reach us as lone surrogates, which only an escape can carry.
+    atomic_bytes(path, render(report).encode("utf-8", "xmlcharrefreplace"))
 
 
 def _shrink(picture: Image.Image, side: int, filter_: Image.Resampling) -> Image.Image:
