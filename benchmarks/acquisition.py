@@ -1,45 +1,98 @@
 """How many images of other sets a set's own normals call odd: ``python benchmarks/acquisition.py DATA SET [SET …]``.
 
-DATA is a folder of sets with a manifest.csv each. For each SET, a fifth of its training subjects is held out (seed 0), and the
-share of images with an acquisition p-value of at most 0.05 is printed: its own test images, and the first 80 of every other set.
+DATA is a folder of sets with a manifest.csv each. For each SET, a fifth of its training subjects is held out (seed 0; at most 300
+training images), and a line is printed per group of images: its own test normals and abnormals (at most 80 of each, drawn with
+seed 0), and the first 40 of every other set. Columns: the share with p ≤ 0.05 by grey values, by features (extra: features) and
+by both (Bonferroni); the share twice as far as the farthest held-out normal by grey values and by features; and the share that
+users are told of (``differs``). At the end: milliseconds per image for the features.
 """
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from reshift.acquisition import ODD, Acquisition, describe, fit_acquisition
+from reshift.acquisition import ODD, Acquisition, Features, describe, fit_acquisition, fit_features, judge
 from reshift.config import DataConfig
 from reshift.data.manifest import Case, hold_out, load_cases
 from reshift.data.prepare import prepare
 from reshift.data.read import read_image
+from reshift.nets.features import efficientnet_lite0
+
+TRAINING, OWN, OTHER = 300, 80, 40  # images
+COLUMNS = ("p ≤ 0.05: grey", "features", "both", "unlike: grey", "features", "told")
 
 
-def descriptors(cases: Sequence[Case]) -> NDArray[np.float64]:
-    return np.array([describe(prepare(read_image(case.image), DataConfig()).pixels) for case in cases])
+class Described(NamedTuple):
+    grey: NDArray[np.float64]
+    features: NDArray[np.float64]
 
 
-def odd(known: Acquisition, cases: Sequence[Case]) -> str:
-    return f"{np.mean([known.p_value(row) <= ODD for row in descriptors(cases)]):.2f}" if cases else "–"
+class Describer:
+    """Looks at each file once, whoever asks."""
+
+    def __init__(self) -> None:
+        self.net, self.known = efficientnet_lite0(), dict[Path, tuple[NDArray[np.float64], NDArray[np.float64]]]()
+        self.seconds = 0.0
+
+    def __call__(self, cases: Sequence[Case]) -> Described:
+        rows = [self._one(case.image) for case in cases]
+        return Described(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
+
+    def _one(self, path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        if path not in self.known:
+            pixels = prepare(read_image(path), DataConfig()).pixels
+            begun = time.perf_counter()
+            vector = self.net.vector(torch.from_numpy(pixels)[None])[0].double().numpy()
+            self.seconds += time.perf_counter() - begun
+            self.known[path] = describe(pixels), vector
+        return self.known[path]
+
+
+def some(cases: Sequence[Case], number: int) -> list[Case]:
+    return [cases[i] for i in sorted(np.random.default_rng(0).permutation(len(cases))[:number])]
+
+
+def groups(data: Path, name: str) -> tuple[list[Case], dict[str, list[Case]]]:
+    """The set's training normals, and all images to be judged."""
+    cases = load_cases(data / name)
+    test = {label: [c for c in cases if c.split == "test" and c.label == label] for label in (0, 1)}
+    judged = {f"own {kind}": some(test[label], OWN) for label, kind in enumerate(("normal", "abnormal"))}
+    others = sorted(path.parent for path in data.glob("*/manifest.csv") if path.parent.name != name)
+    return [c for c in cases if c.split == "train"][:TRAINING], judged | {f.name: load_cases(f)[:OTHER] for f in others}
+
+
+def shares(grey: Acquisition, features: Features, found: Described) -> list[float]:
+    """The columns of one line."""
+    parts = (grey, found.grey), (features, found.features)
+    p = np.array([[part.p_value(row) for row in rows] for part, rows in parts])  # (2, n)
+    far = np.array([[part.unlike(row) for row in rows] for part, rows in parts])
+    known = grey.model_copy(update={"features": features})
+    told = [bool(judge(known, *rows).differs) for rows in zip(*found, strict=True)]
+    return [*(p <= ODD).mean(1), float((2 * p.min(0) <= ODD).mean()), *far.mean(1), float(np.mean(told))]
 
 
 def main() -> None:
-    """Print one line per set."""
-    data, names = Path(sys.argv[1]), sys.argv[2:]
-    for name in names:
-        cases = load_cases(data / name)
-        train, test = ([case for case in cases if case.split == split] for split in ("train", "test"))
+    """Print one block per set."""
+    data, look = Path(sys.argv[1]), Describer()
+    for name in sys.argv[2:]:
+        train, judged = groups(data, name)
         kept, held = hold_out(train, 0.2, lambda n: np.random.default_rng(0).permutation(n).tolist())
-        known = fit_acquisition(descriptors(kept), descriptors(held))
-        if known is None:
+        a, b = look(kept), look(held)
+        grey, features = fit_acquisition(a.grey, b.grey), fit_features(a.features, b.features, look.net.name)
+        if grey is None or features is None:
             continue
-        shares = {f"own label {label}": odd(known, [c for c in test if c.label == label]) for label in (0, 1)}
-        others = sorted(path.parent for path in data.glob("*/manifest.csv") if path.parent.name != name)
-        shares |= {folder.name: odd(known, load_cases(folder)[:80]) for folder in others}
-        print(f"{name} ({len(held)} held out): " + ", ".join(f"{k} {v}" for k, v in shares.items()), flush=True)
+        print(f"{name}: {len(kept)} training normals, {len(held)} held out", flush=True)
+        print(f"{'share of images with':20}" + "".join(f"{text:>17}" for text in COLUMNS))
+        for label, cases in judged.items():
+            row = shares(grey, features, look(cases))
+            print(f"{label:20}" + "".join(f"{share:17.2f}" for share in row), flush=True)
+    print(f"features: {1000 * look.seconds / max(1, len(look.known)):.1f} ms per image")
 
 
 if __name__ == "__main__":

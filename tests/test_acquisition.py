@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import reshift
 from helpers import Cli, read_records, save
-from reshift.acquisition import Acquisition, describe, fit_acquisition, run_warning
+from reshift.acquisition import Acquisition, describe, fit_acquisition, judge, run_warning
 from reshift.config import DataConfig
 from reshift.data.image import Image
 from reshift.data.phantom import draw
@@ -39,16 +39,19 @@ def odd_share(known: Acquisition, rows: NDArray[np.float64]) -> float:
     return float(np.mean([known.p_value(row) <= 0.05 for row in rows]))
 
 
+def warning(known: Acquisition, rows: NDArray[np.float64]) -> str:
+    return run_warning([judge(known, row, None).differs for row in rows]) or ""
+
+
 def test_images_of_the_same_kind_pass(known: Acquisition) -> None:
     fresh = descriptors(range(200, 260))
     assert odd_share(known, fresh) < 0.2
     assert not any(known.unlike(row) for row in fresh)
-    assert run_warning([known.p_value(row) for row in fresh], 0) is None
+    assert not warning(known, fresh)
 
 
 def test_a_lesion_is_not_another_scanner(known: Acquisition) -> None:
-    rows = np.array([describe(phantom(s, abnormal=True)) for s in range(200, 260)])
-    assert run_warning([known.p_value(row) for row in rows], sum(known.unlike(row) for row in rows)) is None
+    assert not warning(known, np.array([describe(phantom(s, abnormal=True)) for s in range(200, 260)]))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_a_lesion_is_not_another_scanner(known: Acquisition) -> None:
 def test_another_acquisition_is_told(known: Acquisition, change: Callable[[Pixels], Pixels]) -> None:
     rows = descriptors(range(200, 230), change)
     assert odd_share(known, rows) > 0.8
-    assert "unlike the training images" in (run_warning([known.p_value(row) for row in rows], 0) or "")
+    assert "unlike the training images" in warning(known, rows)
 
 
 @pytest.mark.parametrize("kind", ["ultrasound", "chest"])
@@ -76,7 +79,9 @@ def test_p_values_are_never_zero_and_few_normals_still_decide() -> None:
     few = fit_acquisition(descriptors(range(20)), descriptors(range(20, 24)))
     assert few is not None
     assert few.p_value(descriptors(range(1), lambda p: -p)[0]) == pytest.approx(1 / 5)
-    assert few.unlike(np.array(describe(phantom(0, "chest"))))
+    chest = np.array([describe(phantom(0, "chest"))])
+    assert few.unlike(chest[0])
+    assert "1 of 1 images are unlike" in warning(few, chest)
 
 
 def test_too_few_images_give_no_reference() -> None:
@@ -95,13 +100,15 @@ def test_scores_say_when_a_run_is_of_another_kind(run_cli: Cli, tmp_path: Path) 
         for i in range(count):
             number = i if folder == "train" else 500 + i
             save(draw(kind, number, 0, abnormal=False).pixels, tmp_path / folder / f"{i}.png")
-    bundle = train_run(resolve("brightness", "paper", [{}]), tmp_path / "train", tmp_path / "run")
+    bundle = train_run(resolve("brightness", "paper", [{"calibrate": {"features": "off"}}]), tmp_path / "train", tmp_path / "run")
     same = run_cli("score", bundle, tmp_path / "same", "--out", tmp_path / "a")
     other = run_cli("score", bundle, tmp_path / "other", "--out", tmp_path / "b")
     assert (same.code, other.code) == (0, 0)
     assert "unlike the training images" not in same.err
-    assert "6 of 6 images are unlike the training images" in other.err
-    assert all(record["unlike"] for record in read_records(tmp_path / "b"))
+    assert "6 of 6 images are unlike the training images in grey values" in other.err
+    assert "image features" not in other.err
+    records = read_records(tmp_path / "b")
+    assert all(record["unlike"] and record["differs"] == ["grey"] and record["shift_features"] is None for record in records)
     [result] = reshift.load(bundle, device="cpu").predict(tmp_path / "other" / "0.png")
     assert result.unlike
     assert result.shift is not None

@@ -21,7 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Path]:
-    settings = [{"data": {"size": 64}}]
+    settings = [{"data": {"size": 64}, "calibrate": {"features": "off"}}]
     return {m: train_run(resolve(m, "paper", settings), data, tmp_path_factory.mktemp(m)) for m in ("brightness", "area")}
 
 
@@ -46,7 +46,12 @@ def test_table_page_and_tests(run_cli: Cli, evaluations: list[Path], tmp_path: P
     assert 0 < second["paired"]["image"]["auc"]["p_value"] <= 1
     change = second["pixel"]["ap"]["value"] - first["pixel"]["ap"]["value"]
     assert second["paired"]["pixel"]["ap"]["difference"] == pytest.approx(change, abs=5e-3)
+    low, high = second["pixel"]["aupro"]["interval"]
+    assert low - 1e-9 <= second["pixel"]["aupro"]["value"] <= high + 1e-9
+    change = second["pixel"]["aupro"]["value"] - first["pixel"]["aupro"]["value"]
+    assert second["paired"]["pixel"]["aupro"]["difference"] == pytest.approx(change, abs=5e-3)
     page = (tmp_path / "both" / "compare.html").read_text()
+    assert "pixel aupro</th>" in page
     assert page.count("<img ") == 4 * 24  # input, two maps and the truth of every case
     assert "http" not in page.replace("http-equiv", "")
     assert "| brightness |" in (tmp_path / "both" / "compare.md").read_text()

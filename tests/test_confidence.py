@@ -1,7 +1,7 @@
 """Weighted figures against explicitly repeated images, intervals against known truths, DeLong against a slow double loop."""
 
 from statistics import NormalDist, stdev
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -11,25 +11,13 @@ from numpy.typing import NDArray
 
 from reshift.errors import UserError
 from reshift.metrics import bootstrap
-from reshift.metrics.bootstrap import IMAGE_FIGURES, PIXEL_FIGURES, Images, draw_for_images, image_samples, owners, pixel_samples
-from reshift.metrics.confidence import Paired, delong, image_intervals, mean_std, paired_image, paired_pixels, pixel_intervals
-from reshift.metrics.image import average_precision, best_f1, image_metrics
+from reshift.metrics.bootstrap import IMAGE_FIGURES, Images, draw_for_images, image_samples, owners
+from reshift.metrics.confidence import Paired, delong, image_intervals, mean_std, paired_image
+from reshift.metrics.image import image_metrics
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T")
-
-
-class Counted(NamedTuple):
-    """The least that ``PixelsBySubject`` asks for."""
-
-    subjects: tuple[str, ...]
-    values: NDArray[np.float32]
-    normal: Floats
-    abnormal: Floats
-    overlap: Floats
-    called: Floats
-    lesion: Floats
 
 
 def _binormal(rng: np.random.Generator, normals: int, abnormals: int, shift: float = 1.0) -> tuple[Bools, Floats]:
@@ -40,19 +28,6 @@ def _binormal(rng: np.random.Generator, normals: int, abnormals: int, shift: flo
 def _each(labels: Bools) -> list[str]:
     """Every image its own subject."""
     return [f"s{index:04d}" for index in range(len(labels))]
-
-
-def _pixels(seed: int, *, bins: int = 40, subjects: int = 12, ill: int = 6, cut: int | None = 30) -> Counted:
-    """Lesions score higher; the threshold lies just below bin ``cut``."""
-    rng = np.random.default_rng(seed)
-    normal = rng.poisson(np.linspace(20.0, 1.0, bins), (subjects, bins)).astype(np.float64)
-    abnormal = rng.poisson(np.linspace(0.0, 6.0, bins), (subjects, bins)).astype(np.float64)
-    abnormal[ill:] = 0.0
-    values = np.arange(bins, dtype=np.float32)
-    if cut is None:
-        return Counted(tuple(map(str, range(subjects))), values, normal, abnormal, *np.zeros((3, subjects)))
-    overlap, called = abnormal[:, cut:].sum(axis=1), (normal + abnormal)[:, cut:].sum(axis=1)
-    return Counted(tuple(map(str, range(subjects))), values, normal, abnormal, overlap, called, abnormal.sum(axis=1))
 
 
 def _present(found: T | None) -> T:
@@ -82,20 +57,6 @@ def test_weighted_figures_are_those_of_repeated_images(rows: list[tuple[bool, fl
             assert found[index] == pytest.approx(expected[name], abs=1e-12), name
 
 
-def test_weighted_pixel_figures_are_those_of_added_counts() -> None:
-    pixels = _pixels(0)
-    weights = np.random.default_rng(1).integers(0, 3, (7, 12)).astype(np.uint16)
-    samples = pixel_samples(pixels, weights)
-    assert set(samples) == set(PIXEL_FIGURES)
-    for index, weight in enumerate(weights):
-        again = np.repeat(np.arange(12), weight)
-        tp = pixels.abnormal[again].sum(axis=0)[::-1].cumsum().astype(np.int64)
-        fp = pixels.normal[again].sum(axis=0)[::-1].cumsum().astype(np.int64)
-        assert samples["ap"][index] == pytest.approx(average_precision(tp, fp), abs=1e-12)
-        assert samples["dice_max"][index] == pytest.approx(best_f1(tp, fp), abs=1e-12)
-        assert samples["dice"][index] == pytest.approx(2 * tp[9] / (tp[9] + fp[9] + tp[-1]), abs=1e-12)  # ten bins above it
-
-
 def test_every_draw_has_both_classes_and_keeps_the_number_of_patients() -> None:
     labels = np.array([True, True, False, True, True, True])  # one normal image only, of a patient
     images = Images(labels, np.arange(6.0), 2.0, owners(labels, list("aabcde")))
@@ -112,9 +73,9 @@ def test_every_draw_has_both_classes_and_keeps_the_number_of_patients() -> None:
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     labels, scores = _binormal(np.random.default_rng(0), 20, 20)
-    whole = image_intervals(labels, scores, _each(labels), 0.5), pixel_intervals(_pixels(0))
+    whole = image_intervals(labels, scores, _each(labels), 0.5)
     monkeypatch.setattr(bootstrap, "CHUNK", 300)
-    assert (image_intervals(labels, scores, _each(labels), 0.5), pixel_intervals(_pixels(0))) == whole
+    assert image_intervals(labels, scores, _each(labels), 0.5) == whole
 
 
 # ---- intervals ---------------------------------------------------------------------------------------------------------
@@ -175,21 +136,6 @@ def test_none_where_there_is_no_figure_or_one_subject() -> None:
         image_intervals(labels, scores * np.nan, list("abcd"), 0.5)
     with pytest.raises(ValueError, match="3 subjects"):
         image_intervals(labels, scores, list("abc"), 0.5)
-
-
-def test_pixel_intervals_hold_the_figure_and_are_none_without_it() -> None:
-    pixels = _pixels(0)
-    point = pixel_samples(pixels, np.ones((1, 12), dtype=np.uint16))
-    for name, interval in pixel_intervals(pixels).items():
-        low, high = _present(interval)
-        assert low < point[name][0] < high
-    narrow = pixel_intervals(_pixels(0, subjects=120, ill=60))
-    assert np.ptp(_present(narrow["ap"])) < 0.6 * np.ptp(_present(pixel_intervals(pixels)["ap"]))
-    for nothing_called in (_pixels(0, cut=None), _pixels(0, cut=40)):  # without a threshold, or above all pixels
-        found = pixel_intervals(nothing_called)
-        assert [name for name in PIXEL_FIGURES if found[name] is None] == ["dice"]
-    for ill in (0, 1):
-        assert set(pixel_intervals(_pixels(0, ill=ill)).values()) == {None}
 
 
 # ---- comparisons -------------------------------------------------------------------------------------------------------
@@ -270,26 +216,7 @@ def test_paired_images_share_their_draws(figure: str) -> None:
     assert (paired_image(labels, scores, worse, names, 0.5, None, figure) is None) == (figure in {"f1", "fpr", "tpr"})
 
 
-def test_paired_pixels_share_their_draws() -> None:
-    a, b = _pixels(0), _pixels(1)
-    blurred = b._replace(normal=np.roll(b.normal, 8, axis=1), called=b.called * 2)
-    gaps = np.array([1.0, 0.0, 0.0])  # two empty bins after each
-    spaced = a._replace(normal=np.kron(a.normal, gaps), abnormal=np.kron(a.abnormal, gaps))
-    for figure in PIXEL_FIGURES:
-        assert paired_pixels(a, a, figure) == Paired(0.0, 0.0, 0.0, 1.0)
-        assert paired_pixels(a, spaced, figure) == Paired(0.0, 0.0, 0.0, 1.0)
-        found = _present(paired_pixels(a, blurred, figure, draws=500))
-        assert 0 < found.low < found.difference < found.high
-        assert found.p_value == pytest.approx(2 / 501)
-    assert paired_pixels(a, _pixels(1, cut=None), "dice") is None
-    assert np.isfinite(_present(paired_pixels(a, _pixels(1, ill=2), "ap"))).all()  # patients of one result only
-    with pytest.raises(UserError, match="same subjects"):
-        paired_pixels(a, b._replace(subjects=b.subjects[::-1]), "ap")
-
-
 def test_a_figure_that_does_not_exist_is_named() -> None:
-    with pytest.raises(UserError, match=r"'iou'.*ap, dice, dice_max"):
-        paired_pixels(_pixels(0), _pixels(1), "iou")
     with pytest.raises(UserError, match=r"'dice'.*auc"):
         paired_image(np.array([True, False]), np.zeros(2), np.ones(2), ["a", "b"], 0.5, 0.5, "dice")
 

@@ -2,23 +2,33 @@
 
 A detector calls everything unlike its training images abnormal: another scanner, another protocol, an inverted scan. Each image
 is described by a few numbers that change with how it was taken (grey-value quantiles, contrast, sharpness, noise, field of view)
-and hardly with a lesion; far from the training normals in these, its score says little about disease.
+and hardly with a lesion; far from the training normals in these, its score says little about disease. Where the extra
+``features`` is installed, the features of a network trained on photographs are looked at too: they tell other organs and
+modalities better, but see lesions as well, so they have a p-value of their own and decide only where the distance is huge.
 """
 
+import base64
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reshift.config import Frozen
+from reshift.errors import UserError
 
 QUANTILES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8)  # not the extremes: those are where a bright or dark lesion shows
 ODD = 0.05  # p-value up to which an image counts as odd; one in twenty normals is
 MANY = 0.4  # share of odd images above which the whole run is called unlike the training images
+ENOUGH = 19  # held-out normals without which features decide nothing: the farthest of a handful is no bound
+DIRECTIONS = 8  # of the features, at most; more would be noise of the training sample
+PARTS = {"grey": "grey values, contrast, sharpness or field of view", "features": "image features"}
+
+Rows = NDArray[np.float64]
 
 
-def describe(pixels: NDArray[np.float32]) -> NDArray[np.float64]:
+def describe(pixels: NDArray[np.float32]) -> Rows:
     """Network input ``(C, H, W)`` in [-1, 1] → its descriptor."""
     grey = pixels.mean(0, dtype=np.float64)
     inside = grey > -0.8  # the dark surroundings are left out; their share is a number of its own
@@ -35,33 +45,92 @@ def describe(pixels: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.array([*quantiles, *texture])
 
 
-class Acquisition(Frozen):
+class Kind(Frozen):
+    """How far held-out normals lie from the training normals, by a distance that each subclass defines."""
+
+    distances: tuple[float, ...] = Field(repr=False)  # of held-out normals, sorted
+
+    def distance(self, row: Rows) -> float:
+        """How far one image's numbers lie from the training normals."""
+        raise NotImplementedError
+
+    def seen_from(self, rows: Rows) -> Self:
+        """Return the same training normals, judged by other held-out normals."""
+        return self.model_copy(update={"distances": tuple(sorted(self.distance(row) for row in rows))})
+
+    def p_value(self, row: Rows) -> float:
+        """Return the share of held-out normals at least as far away, this image counted; small: another kind of image."""
+        at_least = len(self.distances) - int(np.searchsorted(self.distances, self.distance(row), side="left"))
+        return (1 + at_least) / (1 + len(self.distances))
+
+    def unlike(self, row: Rows) -> bool:
+        """Twice as far as the farthest held-out normal: surely another kind of image, however few normals there are."""
+        return self.distance(row) > 2 * self.distances[-1]
+
+
+class Features(Kind):
+    """Where the training normals' network features lie: principal directions, and how far off them normals are."""
+
+    network: str
+    mean: str = Field(repr=False)  # (d,); this and the next by ``pack``: written out, the numbers would fill 200 kB
+    basis: str = Field(repr=False)  # (k, d) orthonormal
+    spread: tuple[float, ...] = Field(min_length=1)  # (k,) standard deviations along the basis
+    off: tuple[float, float]  # mean and standard deviation of the training normals' distance to the subspace
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        try:
+            fits = len(unpack(self.basis)) == len(self.spread) * len(unpack(self.mean))
+        except ValueError:
+            fits = False
+        if not fits:  # no ValueError: pydantic's message would quote all of it
+            raise UserError("the reference of image features is damaged; copy the bundle again")
+        return self
+
+    def distance(self, row: Rows) -> float:
+        """Root of the mean square in standard deviations within the subspace, plus the squared excess off it in its own."""
+        mean, basis = unpack(self.mean), unpack(self.basis).reshape(len(self.spread), -1)
+        off = row - mean
+        along = basis @ off
+        excess = max(0.0, float(np.linalg.norm(off - along @ basis)) - self.off[0]) / self.off[1]
+        return float(np.sqrt(np.square(along / self.spread).mean() + excess**2))
+
+
+class Acquisition(Kind):
     """Where the training normals lie, and how far normals that were not trained on lie from there."""
 
     mean: tuple[float, ...]
     precision: tuple[tuple[float, ...], ...] = Field(repr=False)  # inverse covariance
-    distances: tuple[float, ...] = Field(repr=False)  # of held-out normals, sorted
+    features: Features | None = None  # None without the extra ``features``, and in older bundles
 
-    def distance(self, descriptor: NDArray[np.float64]) -> float:
+    def distance(self, row: Rows) -> float:
         """Mahalanobis distance to the training normals."""
-        off = descriptor - np.asarray(self.mean)
+        off = row - np.asarray(self.mean)
         return float(np.sqrt(max(0.0, off @ np.asarray(self.precision) @ off)))
 
-    def seen_from(self, descriptors: NDArray[np.float64]) -> "Acquisition":
-        """Return the same training normals, judged by other held-out normals."""
-        return self.model_copy(update={"distances": tuple(sorted(self.distance(row) for row in descriptors))})
 
-    def p_value(self, descriptor: NDArray[np.float64]) -> float:
-        """Return the share of held-out normals at least as far away, this image counted; small: another kind of image."""
-        at_least = len(self.distances) - int(np.searchsorted(self.distances, self.distance(descriptor), side="left"))
-        return (1 + at_least) / (1 + len(self.distances))
+class Judged(NamedTuple):
+    """What the check says about one image."""
 
-    def unlike(self, descriptor: NDArray[np.float64]) -> bool:
-        """Twice as far as the farthest held-out normal: surely another kind of image, however few normals there are."""
-        return self.distance(descriptor) > 2 * self.distances[-1]
+    shift: float  # p-value of the grey part: the same with and without the extra
+    shift_features: float | None
+    unlike: bool  # surely another kind of image, by either part
+    differs: tuple[str, ...]  # keys of PARTS
 
 
-def fit_acquisition(training: NDArray[np.float64], held_out: NDArray[np.float64]) -> Acquisition | None:
+def judge(known: Acquisition, grey: Rows, features: Rows | None) -> Judged:
+    """Judge one image by both parts, or by its grey values alone where there are no features."""
+    shift, far = known.p_value(grey), known.unlike(grey)
+    seen = known.features if features is not None else None
+    if seen is None or features is None:
+        return Judged(shift, None, far, ("grey",) if far or shift <= ODD else ())
+    foreign = len(seen.distances) >= ENOUGH and seen.unlike(features)
+    # A small feature p-value alone does not count: it is as often a lesion as another scanner (docs/evaluation.md).
+    told = {"grey": far or shift <= ODD, "features": foreign}
+    return Judged(shift, seen.p_value(features), far or foreign, tuple(name for name, yes in told.items() if yes))
+
+
+def fit_acquisition(training: Rows, held_out: Rows) -> Acquisition | None:
     """Fit to descriptors ``(n, d)``; without held-out normals the training ones stand in, and distances are optimistic."""
     if len(training) < 4:
         return None
@@ -76,12 +145,44 @@ def fit_acquisition(training: NDArray[np.float64], held_out: NDArray[np.float64]
     return fitted.seen_from(others)
 
 
-def run_warning(shifts: Sequence[float], unlike: int) -> str | None:
-    """Say so when too many images of a run are of another kind; ``shifts`` are their p-values."""
-    odd = max(unlike, sum(p <= ODD for p in shifts))
-    if not shifts or odd / len(shifts) <= MANY:
+def fit_features(training: Rows, held_out: Rows, network: str) -> Features | None:
+    """Fit to feature vectors ``(n, d)``; held-out normals as for ``fit_acquisition``; None for fewer than five images."""
+    n = len(training)
+    k = min(DIRECTIONS, (n - 1) // 4)
+    if k < 1:
         return None
+    mean = pack(training.mean(0))
+    _, sizes, directions = np.linalg.svd(training - unpack(mean), full_matrices=False)
+    basis = pack(directions[:k])
+    spread = np.maximum(sizes[:k] / np.sqrt(n - 1), 1e-6)
+    centred, rounded = training - unpack(mean), unpack(basis).reshape(k, -1)  # as they will be read back
+    off = np.linalg.norm(centred - centred @ rounded.T @ rounded, axis=1)
+    typical = float(off.mean()), max(float(off.std()), 1e-3 * float(off.mean()), 1e-6)
+    fitted = Features(network=network, mean=mean, basis=basis, spread=tuple(spread.round(6).tolist()), off=typical, distances=())
+    return fitted.seen_from(held_out if len(held_out) else training)
+
+
+def pack(values: Rows) -> str:
+    """Numbers as text, base64 of little-endian float16: a part in two thousand is far below the spread of any image."""
+    return base64.b64encode(np.ascontiguousarray(values, dtype="<f2").tobytes()).decode()
+
+
+def unpack(text: str) -> Rows:
+    """The numbers of ``pack``, flat; ValueError if it is damaged."""
+    values = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f2").astype(np.float64)
+    if not len(values) or not np.isfinite(values).all():
+        raise ValueError("damaged numbers")
+    return values
+
+
+def run_warning(found: Sequence[Sequence[str]]) -> str | None:
+    """Say so when too many images of a run are of another kind, and in what; ``found`` holds each image's ``differs``."""
+    odd = sum(bool(parts) for parts in found)
+    if not found or odd / len(found) <= MANY:
+        return None
+    counts = {name: sum(name in parts for parts in found) for name in PARTS}
+    told = " and in ".join(f"{PARTS[name]} ({count})" for name, count in counts.items() if count)
     return (
-        f"{odd} of {len(shifts)} images are unlike the training images in grey values, contrast, sharpness or field of view: "
-        "another scanner, protocol or preparation? Their scores may say more about that than about disease"
+        f"{odd} of {len(found)} images are unlike the training images in {told}: another scanner, protocol, body part or "
+        "preparation? Their scores may say more about that than about disease"
     )

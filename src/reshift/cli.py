@@ -110,7 +110,7 @@ def score(
     if model.bundle.calibration is None:
         _warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
     else:
-        _warn(model.bundle.calibration.warnings())
+        _warn(model.bundle.calibration.warnings() + model.warnings())
     summary = run(model, inputs, out)
     typer.echo(f"{summary.cases} cases, {summary.failures} failed: {out / 'scores.jsonl'}")
     _warn([summary.warning] if summary.warning else [])
@@ -149,7 +149,7 @@ def evaluate(
     metrics, errors = run(model, tests, out, name, indices)
     _print_metrics(metrics)
     typer.echo(f"report: {out / 'report.html'}")
-    _warn(errors)
+    _warn(model.warnings() + errors)
     if errors:
         raise typer.Exit(FAILED_CASES)
 
@@ -195,7 +195,7 @@ def info(bundle: BundlePath, as_json: AsJson = False) -> None:
         chosen = found.calibration.reference
         known |= {"calibrated_on": f"{chosen.images} normals ({found.calibration.default})"}
         known |= {"image_threshold": chosen.image_threshold, "pixel_threshold": chosen.pixel_threshold}
-        known |= {"warnings": found.calibration.warnings()}
+        known |= {"acquisition": _acquisition(found.calibration.acquisition), "warnings": found.calibration.warnings()}
     if as_json:
         typer.echo(json.dumps({**known, "config": found.config.model_dump(mode="json")}, indent=1))
         return
@@ -213,6 +213,15 @@ def methods(as_json: AsJson = False) -> None:
         return
     for name, entry in METHODS.items():
         typer.echo(f"{name:12} {entry.summary}")
+
+
+def _acquisition(known: Any) -> str:
+    """What a bundle compares new images with its training images by."""
+    if known is None:
+        return "not checked: too few training images"
+    if known.features is None:
+        return "by grey values; before training, pip install 'reshift[features]' adds image features"
+    return f"by grey values and {known.features.network} features"
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:

@@ -34,11 +34,14 @@ class TrainConfig(Frozen):
     batch: int = Field(22, ge=1, description="global batch, divided among processes")
     lr: float = Field(2e-4, gt=0.0, description="AdamW learning rate")
     weight_decay: float = Field(0.01, ge=0.0)
+    schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate over each stage; cosine falls to 0")
+    warmup: float = Field(0.0, ge=0.0, lt=1.0, description="share of each stage's steps over which the rate rises from 0")
     clip: float = Field(1.0, ge=0.0, description="gradient-norm limit; 0 switches it off")
     amp: Literal["auto", "bf16", "off"] = Field("auto", description="auto: bf16 on CUDA, float32 on the CPU")
     graphs: bool = Field(True, description="on one GPU, record each kind of step once as a CUDA graph and replay it")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
     log_every: int = Field(20, ge=1, description="steps between log lines")
+    cache: str = Field("auto", description="folder of trained stages to share; auto: $RESHIFT_CACHE or ~/.cache/reshift; off")
     checkpoint_seconds: float = Field(60.0, ge=0.0, description="seconds between checkpoints; a finished stage always writes one")
     tensorboard: bool = Field(False, description="also log to RUN/tensorboard (extra: log)")
 
@@ -50,6 +53,7 @@ class CalibrateConfig(Frozen):
     image_quantile: float = Field(0.95, gt=0.0, lt=1.0)
     pixel_quantile: float = Field(0.995, gt=0.0, lt=1.0)
     training_sample: int = Field(1000, ge=1, description="training images scored for the paper's rule, at most")
+    features: Literal["auto", "off"] = Field("auto", description="auto: compare image features too (extra: features)")
 
 
 class Config(Frozen):

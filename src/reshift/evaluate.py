@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reshift.acquisition import Judged
 from reshift.data.manifest import Case
 from reshift.data.prepare import Prepared, prepare_mask
 from reshift.data.read import read_image, read_mask
@@ -48,6 +49,7 @@ class Evaluated(NamedTuple):
     score: float
     heatmap: NDArray[np.float32]
     features: NDArray[np.float32] | None  # the detector's embedding of the image, if it has one
+    judged: Judged | None  # how like the training images it was taken
 
 
 def evaluate(
@@ -77,13 +79,13 @@ def evaluate(
         raise UserError(f"none of the {len(cases)} test images could be scored; the first: {errors[0]}")
     metrics = _metrics(model, rows, pixels, dataset, time.monotonic() - begun)
     metrics["normative"] = indices.result() if indices is not None else None
-    metrics["warnings"] = warnings(model.bundle, rows, errors)
+    metrics["warnings"] = warnings(model.bundle, rows, errors) + model.warnings()
     _save_pixels(out, pixels)
     if features:
         _save(out / "features.npy", np.save, np.stack(features))
     atomic_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     atomic_json(out / "metrics.json", metrics)
-    write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown, errors))
+    write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown))
     return metrics, errors
 
 
@@ -155,11 +157,11 @@ def _run(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Eva
         if not good:
             continue
         stack = np.stack([item.prepared.pixels for _, item in good])
-        embedded = model.features(stack)
+        embedded, judged = model.features(stack), model.judge(stack)
         for i, ((case, item), score, heatmap) in enumerate(zip(good, *model.run(stack), strict=True)):
             if math.isfinite(score):
                 features = embedded[i] if embedded is not None else None
-                yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap, features)
+                yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap, features, judged[i])
             else:
                 errors.append(f"{case.image}: the model's score is {score}; its training may have diverged")
 
@@ -168,7 +170,7 @@ def _row(model: Model, item: Evaluated) -> dict[str, Any]:
     calibration, case = model.bundle.calibration, item.case
     p_value = calibration.p_value(item.score) if calibration else None
     flag = item.score > calibration.reference.image_threshold if calibration else None
-    shift, unlike = model.acquisition(item.pixels)
+    judged = item.judged._asdict() if item.judged else dict.fromkeys(Judged._fields)
     return {
         "input": case.name,
         "label": case.label,
@@ -177,8 +179,7 @@ def _row(model: Model, item: Evaluated) -> dict[str, Any]:
         "score": item.score,
         "p_value": p_value,
         "flag": flag,
-        "shift": shift,
-        "unlike": unlike,
+        **judged,
         "lesion_pixels": int(item.mask.sum()) if item.mask is not None else None,
     }
 

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from reshift import __version__, methods
-from reshift.acquisition import fit_acquisition
+from reshift.acquisition import Acquisition, fit_acquisition, fit_features
 from reshift.bundle import Bundle, build, load_bundle, save_bundle, save_calibration
 from reshift.calibrate import Calibration, reference
 from reshift.config import Config, merge, parse
 from reshift.data.manifest import Case, fingerprint, hold_out, load_cases
 from reshift.data.source import Source, check_images
 from reshift.errors import UserError
-from reshift.predict import Model, normal_scores
+from reshift.predict import Model, NormalScores, normal_scores
 from reshift.runtime import pick_device, processes
 from reshift.train import CHECKPOINT, as_module, fit
 from reshift.write import atomic_json, sweep, writable_folder
 
 MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
-FREE = ("device", "log_every", "checkpoint_seconds", "tensorboard")  # train settings that may change on resume
+FREE = ("cache", "device", "log_every", "checkpoint_seconds", "tensorboard")  # train settings that may change on resume
 
 
 def resolve(method: str | None, profile: str, layers: Sequence[dict[str, Any]]) -> Config:
@@ -53,7 +53,7 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
             sweep(out)
             sweep(out / "bundle")
             atomic_json(out / "run.json", stamp)
-        seconds = fit(detector, source, config, out, place)
+        seconds = fit(detector, source, config, out, place, stamp["data"])
         if place.rank > 0:
             return out / "bundle"
     facts = _facts(data, kept, held, stamp["data"], seconds)
@@ -71,13 +71,14 @@ def calibrate_bundle(folder: Path, data: Path, device: str = "auto") -> Calibrat
     if not cases:
         raise UserError(f"{data}: has no normal images outside its test split to calibrate with")
     settings = bundle.config.calibrate
-    found = normal_scores(Model(bundle, device), cases, "calibrating")
+    model = Model(bundle, device)
+    found = normal_scores(model, cases, "calibrating")
     before = bundle.calibration.training if bundle.calibration else None
     known = bundle.calibration.acquisition if bundle.calibration else None
     calibration = Calibration(
         image_quantile=settings.image_quantile, pixel_quantile=settings.pixel_quantile, default="held-out",
         held_out=reference(found.scores, found.pixels, settings), training=before,
-        acquisition=known.seen_from(found.descriptors) if known else fit_acquisition(found.descriptors, found.descriptors[:0]),
+        acquisition=_seen_from(known, found) if known else _acquisition(model, found, found),
     )  # fmt: skip
     save_calibration(folder, calibration)
     return calibration
@@ -111,8 +112,22 @@ def _calibration(model: Model, held: Sequence[Case], kept: Sequence[Case]) -> Ca
         default=settings.reference,
         held_out=reference(unseen.scores, unseen.pixels, settings),
         training=reference(learned.scores, learned.pixels, settings),
-        acquisition=fit_acquisition(learned.descriptors, unseen.descriptors),
+        acquisition=_acquisition(model, learned, unseen),
     )
+
+
+def _acquisition(model: Model, learned: NormalScores, unseen: NormalScores) -> Acquisition | None:
+    """Where the training normals lie by grey values and, where there is a feature network, by its features."""
+    known = fit_acquisition(learned.descriptors, unseen.descriptors)
+    if known is None or learned.features is None or unseen.features is None or model.embedder is None:
+        return known
+    return known.model_copy(update={"features": fit_features(learned.features, unseen.features, model.embedder.name)})
+
+
+def _seen_from(known: Acquisition, found: NormalScores) -> Acquisition:
+    """Judge by other normals; without the feature network theirs are unknown, and the old ones' would be wrong."""
+    features = known.features.seen_from(found.features) if known.features and found.features is not None else None
+    return known.seen_from(found.descriptors).model_copy(update={"features": features})
 
 
 def _claim(out: Path, stamp: dict[str, Any], *, resume: bool) -> None:

@@ -1,7 +1,9 @@
 """A loaded bundle: pictures in, scores and heat-maps out. Needs no training code."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reshift.acquisition import describe
+from reshift.acquisition import Acquisition, Judged, describe, judge
 from reshift.bundle import Bundle, load_bundle
 from reshift.calibrate import Calibration
 from reshift.config import parse
@@ -20,8 +22,9 @@ from reshift.data.read import read_image
 from reshift.data.source import ahead
 from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
+from reshift.nets.features import FeatureNet, efficientnet_lite0
 from reshift.progress import progress
-from reshift.runtime import pick_device, to_device
+from reshift.runtime import pick_device, precision, to_device
 
 GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
 
@@ -36,6 +39,8 @@ class Result:
     heatmap: NDArray[np.float32]
     shift: float | None = None  # p-value of "taken like the training images"; small: another scanner, protocol or preparation
     unlike: bool | None = None  # surely another kind of image
+    shift_features: float | None = None  # as shift, by a network's features; a lesion can make it small, too
+    differs: tuple[str, ...] | None = None  # in what it is unlike the training images: "grey", "features"
 
 
 class NormalScores(NamedTuple):
@@ -44,6 +49,7 @@ class NormalScores(NamedTuple):
     scores: list[float]
     pixels: PixelHistogram
     descriptors: NDArray[np.float64]  # (n, d), see acquisition.describe
+    features: NDArray[np.float64] | None = None  # (n, 1280), see Model.embed
 
 
 class Model:
@@ -54,11 +60,14 @@ class Model:
         self.device = pick_device(device)
         self.detector: Any = to_device(bundle.detector, self.device)
         self.batch = 1 if self.device.type == "cpu" else GPU_BATCH
+        self.without_features = ""  # why there is no embedder, if it is wanted
 
     def predict(self, images: Any) -> list[Result]:
         """Score one picture or a sequence of them: paths, PIL images, or arrays ``(H, W)`` / ``(H, W, 3)``."""
         many = images if isinstance(images, list | tuple) else [images]
         results: list[Result] = []
+        for line in self.warnings():
+            warnings.warn(line, stacklevel=2)
         for start in range(0, len(many), self.batch):
             inputs = [self.prepare(_image(item)) for item in many[start : start + self.batch]]
             results += self.results(inputs)
@@ -70,13 +79,15 @@ class Model:
 
     def results(self, inputs: Sequence[Prepared]) -> list[Result]:
         """Score prepared pictures as one batch."""
-        scores, maps = self.run(np.stack([item.pixels for item in inputs]))
-        triples = zip(scores, maps, inputs, strict=True)
-        return [self._result(score, heatmap, item) for score, heatmap, item in triples]
+        stack = np.stack([item.pixels for item in inputs])
+        scores, maps = self.run(stack)
+        found = zip(scores, maps, inputs, self.judge(stack), strict=True)
+        return [self._result(score, heatmap, item, judged) for score, heatmap, item, judged in found]
 
     def run(self, pixels: NDArray[np.float32]) -> tuple[list[float], NDArray[np.float32]]:
         """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps."""
-        with torch.inference_mode():
+        amp = "auto" if getattr(self.detector, "bf16", False) else "off"
+        with torch.inference_mode(), precision(self.device, amp):
             prediction = self.detector.predict(torch.from_numpy(pixels).to(self.device))
         heatmap: NDArray[np.float32] = prediction.heatmap.float().cpu().numpy()
         return prediction.score.double().cpu().tolist(), heatmap
@@ -90,20 +101,50 @@ class Model:
             found = embed(torch.from_numpy(pixels).to(self.device))
         return None if found is None else np.asarray(found.float().cpu().numpy())
 
-    def _result(self, score: float, heatmap: NDArray[np.float32], item: Prepared) -> Result:
+    def _result(self, score: float, heatmap: NDArray[np.float32], item: Prepared, judged: Judged | None) -> Result:
         calibration = self.bundle.calibration
         p_value = calibration.p_value(score) if calibration else None
         flag = score > calibration.reference.image_threshold if calibration else None
-        shift, unlike = self.acquisition(item.pixels)
-        return Result(score, p_value, flag, restore(heatmap, item.geometry), shift, unlike)
+        result = Result(score, p_value, flag, restore(heatmap, item.geometry))
+        return replace(result, **judged._asdict()) if judged else result
 
-    def acquisition(self, pixels: NDArray[np.float32]) -> tuple[float | None, bool | None]:
-        """How like the training images one network input was taken: p-value, and whether it is surely another kind."""
-        known = self.bundle.calibration.acquisition if self.bundle.calibration else None
+    @property
+    def acquisition(self) -> Acquisition | None:
+        """What the bundle knows of how its training images were taken."""
+        return self.bundle.calibration.acquisition if self.bundle.calibration else None
+
+    def judge(self, pixels: NDArray[np.float32]) -> list[Judged | None]:
+        """How like the training images each of ``(B, C, S, S)`` was taken; None where the bundle cannot tell."""
+        known = self.acquisition
         if known is None:
-            return None, None
-        descriptor = describe(pixels)
-        return known.p_value(descriptor), known.unlike(descriptor)
+            return [None] * len(pixels)
+        features = self.embed(pixels)
+        return [judge(known, describe(x), None if features is None else features[i]) for i, x in enumerate(pixels)]
+
+    def embed(self, pixels: NDArray[np.float32]) -> NDArray[np.float64] | None:
+        """Describe ``(B, C, S, S)`` by ImageNet features ``(B, 1280)``; None where nothing is or can be known of them."""
+        if self.embedder is None:
+            return None
+        x = torch.from_numpy(pixels).to(self.device)
+        groups = x.split(1) if self.device.type == "cpu" else (x,)  # one by one on the CPU: the batch must not show
+        return np.asarray(torch.cat([self.embedder.vector(group) for group in groups]).double().cpu().numpy())
+
+    @cached_property
+    def embedder(self) -> FeatureNet | None:
+        """The feature network: where the bundle has its reference, or where one is about to be made."""
+        known = self.acquisition
+        wanted = self.bundle.config.calibrate.features == "auto" if known is None else known.features is not None
+        try:
+            return efficientnet_lite0(self.device) if wanted else None
+        except UserError as err:
+            self.without_features = str(err)
+            return None
+
+    def warnings(self) -> list[str]:
+        """What this installation leaves out, one line each."""
+        if self.acquisition is None or self.acquisition.features is None or self.embedder is not None:
+            return []
+        return [f"images are compared with the training images by grey values only. {self.without_features}"]
 
 
 def load_model(path: Path, device: str = "auto", reference: str | None = None) -> Model:
@@ -116,18 +157,20 @@ def load_model(path: Path, device: str = "auto", reference: str | None = None) -
 
 def normal_scores(model: Model, cases: Sequence[Case], label: str) -> NormalScores:
     """Score normal images."""
-    scores, pixels, descriptors = list[float](), PixelHistogram(), list[NDArray[np.float64]]()
+    scores, pixels, descriptors, features = list[float](), PixelHistogram(), list[NDArray[np.float64]](), []
     with progress(label, len(cases)) as advance:
         loading = ahead(lambda case: model.prepare(read_image(case.image)), cases)
         for group in grouped(loading, model.batch):
             batch = np.stack([future.result().pixels for _, future in group])
             batch_scores, maps = model.run(batch)
             descriptors += [describe(image) for image in batch]
+            embedded = model.embed(batch)
+            features += [] if embedded is None else [*embedded]
             scores += batch_scores
             for heatmap in maps:
                 pixels.add(heatmap)
             advance(len(group))
-    return NormalScores(scores, pixels, np.array(descriptors))
+    return NormalScores(scores, pixels, np.array(descriptors), None if model.embedder is None else np.array(features))
 
 
 Item = TypeVar("Item")

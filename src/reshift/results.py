@@ -86,7 +86,8 @@ def subject_pixels(results: Results) -> SubjectPixels | None:
         return None
     with np.load(path, allow_pickle=False) as stored:
         counts = {name: stored[name] for name in ("values", "normal", "abnormal", "overlap", "called", "lesion")}
-        return SubjectPixels(tuple(str(s) for s in stored["subjects"]), **counts)
+        share = stored["share"] if "share" in stored.files else None  # older results lack it
+        return SubjectPixels(tuple(str(s) for s in stored["subjects"]), **counts, share=share)
 
 
 def choose_cases(runs: Sequence[Results], rows: int = 6) -> list[str]:

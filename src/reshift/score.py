@@ -35,6 +35,8 @@ FIELDS = (
     "error",
     "shift",
     "unlike",
+    "shift_features",
+    "differs",
 )  # of every line of scores.jsonl
 READ_AHEAD = 8  # images beyond the batch at hand; a scan may take hundreds of megabytes
 
@@ -121,8 +123,7 @@ def score(model: Model, inputs: Sequence[Path], out: Path) -> Summary:
     mine = [str(job.path) for job in jobs]
     others = known.keys() - set(mine)  # of earlier runs into this folder; they come first, in their old order
     _rewrite(records, [record for name, record in known.items() if name in others] + [known[name] for name in mine])
-    shifts = [record["shift"] for record in known.values() if record["shift"] is not None]
-    warning = run_warning(shifts, sum(record["unlike"] is True for record in known.values()))
+    warning = run_warning([record["differs"] for record in known.values() if record["differs"] is not None])
     return Summary(len(known), sum(record["error"] is not None for record in known.values()), warning)
 
 
@@ -194,7 +195,8 @@ def _written(model: Model, job: Job, loaded: Loaded, result: Result, seconds: fl
     if model.bundle.calibration is not None:
         _write(out / "overlays" / f"{job.stem}.png", _overlay(loaded, result, model.bundle.calibration.heat_scale))
     numbers = {"score": result.score, "p_value": result.p_value, "flag": result.flag}
-    return _record(job, **numbers, map=place, seconds=round(seconds, 4), shift=result.shift, unlike=result.unlike)
+    judged = {name: getattr(result, name) for name in ("shift", "unlike", "shift_features", "differs")}
+    return _record(job, **numbers, map=place, seconds=round(seconds, 4), **judged)
 
 
 def _overlay(loaded: Loaded, result: Result, scale: float) -> io.BytesIO:

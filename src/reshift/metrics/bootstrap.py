@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.metrics.image import Labels, Scores, image_metrics
+from reshift.metrics.lesions import pro_area
 
 IMAGE_FIGURES = ("auc", "ap", "f1", "fpr", "tpr", "f1_max")
-PIXEL_FIGURES = ("ap", "dice", "dice_max")
+PIXEL_FIGURES = ("ap", "dice", "dice_max", "aupro")
 CHUNK = 1 << 20  # draws × images (or bins) held at once: 8 MiB per array, however many draws are asked for
 
 Floats = NDArray[np.float64]
@@ -51,6 +52,10 @@ class PixelsBySubject(Protocol):
     @property
     def lesion(self) -> Floats:
         """Lesion pixels ``(S,)``."""
+
+    @property
+    def share(self) -> Floats | None:
+        """As ``abnormal``, but the pixels of each lesion weigh one together; None where that was not counted."""
 
 
 def _draw(rng: np.random.Generator, ill: NDArray[np.bool_], draws: int) -> Weights:
@@ -181,15 +186,16 @@ def _ill(both: Sequence[PixelsBySubject]) -> NDArray[np.bool_]:
 
 
 def draw_for_pixels(both: Sequence[PixelsBySubject], draws: int, seed: int) -> Weights:
-    """Draw subjects so that there is a lesion, for each of the results compared."""
-    ill = _ill(both)
-    return _complete_draws(np.asarray(ill.any(axis=1)), ill, draws, seed)
+    """Draw subjects so that there is a lesion and a normal pixel, for each of the results compared."""
+    ill, well = _ill(both), np.stack([pixels.normal.sum(axis=1) > 0.0 for pixels in both], axis=1)
+    return _complete_draws(np.asarray(ill.any(axis=1)), np.concatenate([ill, well], axis=1), draws, seed)
 
 
 def pixel_samples(pixels: PixelsBySubject, weights: Weights) -> dict[str, Floats]:
-    """AP and Dice per draw; Dice at the threshold only where there is one."""
+    """AP, Dice and AUPRO per draw; Dice at the threshold only where there is one."""
     # Nothing called: no threshold, or one never reached. Dice then is 0 in every draw, which is no measure of certainty.
     calibrated = bool(pixels.lesion.any() and pixels.called.any())
+    share = pixels.share if pixels.normal.any() else None
 
     def figures(part: Floats) -> dict[str, Floats]:
         tp = (part @ pixels.abnormal)[:, ::-1].cumsum(axis=1)
@@ -197,6 +203,9 @@ def pixel_samples(pixels: PixelsBySubject, weights: Weights) -> dict[str, Floats
         found = {"ap": _ap(tp, fp), "dice_max": _f1_max(tp, fp)}
         if calibrated:
             found["dice"] = 2.0 * (part @ pixels.overlap) / (part @ (pixels.called + pixels.lesion))
+        if share is not None:
+            covered = (part @ share)[:, ::-1].cumsum(axis=1)
+            found["aupro"] = pro_area(fp / fp[:, -1:], covered / covered[:, -1:])  # the last is the number of lesions
         return found
 
     return _joined(figures(part) for part in _chunks(weights, pixels.normal.shape[1]))

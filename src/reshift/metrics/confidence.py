@@ -61,7 +61,7 @@ def image_intervals(
 def pixel_intervals(
     pixels: PixelsBySubject, *, draws: int = 1000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Interval | None]:
-    """Percentile intervals of AP, Dice and the largest Dice over all pixels; None as for ``image_intervals``."""
+    """Percentile intervals of AP, Dice, the largest Dice and AUPRO over all pixels; None as for ``image_intervals``."""
     known = known_pixel_figures(pixels)
     samples = pixel_samples(pixels, draw_for_pixels([pixels], draws, seed)) if known else {}
     return {name: _percentiles(samples[name], level) if name in known else None for name in PIXEL_FIGURES}

@@ -59,11 +59,11 @@ class LesionTally:
     detected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SIZES), np.int64))
     weights: NDArray[np.float64] | None = None  # by raw bin; each lesion's pixels weigh one together
 
-    def add(self, heatmap: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:
-        """Count the lesions of one image."""
+    def add(self, heatmap: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Count the lesions of one image; return each lesion pixel's share of its lesion, in the order of ``heatmap[mask]``."""
         labels, n = components(mask)
         if not n:
-            return
+            return np.zeros(0)
         which, values = labels[mask] - 1, heatmap[mask]
         size = np.bincount(which, minlength=n)
         of = np.searchsorted(SIZES, size, side="right") - 1
@@ -73,7 +73,9 @@ class LesionTally:
             self.detected += np.bincount(of[ONE_IN * hits >= size], minlength=len(SIZES))
         if self.weights is None:
             self.weights = np.zeros(1 << (32 - PRO_DROP))  # 64 MiB of addresses; memory is taken where values fall
-        np.add.at(self.weights, (bits(values) >> np.uint32(PRO_DROP)).astype(np.intp), 1.0 / size[which])
+        share: NDArray[np.float64] = 1.0 / size[which]
+        np.add.at(self.weights, (bits(values) >> np.uint32(PRO_DROP)).astype(np.intp), share)
+        return share
 
     def summary(self) -> dict[str, Any] | None:
         """Return the lesions found, in all and by size in pixels; None without lesions or a threshold."""
@@ -96,9 +98,14 @@ class LesionTally:
         false = np.zeros(len(at))
         false[np.searchsorted(at, raw)] = normal
         high_to_low = ascending(at, PRO_DROP)[::-1]
-        fpr = np.concatenate([[0.0], false[high_to_low].cumsum() / normal.sum()])
-        overlap = np.concatenate([[0.0], self.weights[at[high_to_low]].cumsum() / self.n.sum()])
-        inside = int(np.searchsorted(fpr, FPR_LIMIT, side="right"))
-        ends = np.interp(FPR_LIMIT, fpr[inside - 1 : inside + 1], overlap[inside - 1 : inside + 1])
-        area = np.trapezoid(np.append(overlap[:inside], ends), np.append(fpr[:inside], FPR_LIMIT))
-        return float(area / FPR_LIMIT)
+        fpr, overlap = false[high_to_low].cumsum() / normal.sum(), self.weights[at[high_to_low]].cumsum() / self.n.sum()
+        return float(pro_area(fpr[None], overlap[None])[0])
+
+
+def pro_area(fpr: NDArray[np.float64], overlap: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Trapezoids under curves ``(D, V)`` of the overlap over a rising false-positive rate, up to ``FPR_LIMIT`` and over it."""
+    step, rise = np.diff(fpr, axis=1, prepend=0.0), np.diff(overlap, axis=1, prepend=0.0)
+    inside = np.clip(FPR_LIMIT - (fpr - step), 0.0, step)  # how much of each step lies below the limit
+    part = np.divide(inside, step, out=np.zeros_like(step), where=step > 0.0)
+    area: NDArray[np.float64] = np.einsum("dv,dv->d", inside, overlap - rise * (1.0 - part / 2.0)) / FPR_LIMIT
+    return area

@@ -197,9 +197,10 @@ class PixelMetrics:
         values, lesion = (heatmap[~ignore], truth[~ignore]) if ignore is not None else (heatmap.reshape(-1), truth.reshape(-1))
         n_lesion = int(lesion.sum())
         self.histogram.add(values, lesion if n_lesion else None)
+        share = np.zeros(0)
         if n_lesion:
             before = self.tally.n.sum(), self.tally.detected.sum()
-            self.tally.add(heatmap, truth)
+            share = self.tally.add(heatmap, truth)
             self.lesion_images.append((subject, int(self.tally.n.sum() - before[0]), int(self.tally.detected.sum() - before[1])))
         n_called = overlap = 0
         if self.threshold is not None:
@@ -207,7 +208,7 @@ class PixelMetrics:
             overlap, n_called = int((called & lesion).sum()), int(called.sum())
             if n_lesion:
                 self.dice_per_image.append(2.0 * overlap / (n_called + n_lesion))
-        self.subjects.add(subject, values, lesion, (overlap, n_called, n_lesion))
+        self.subjects.add(subject, values, lesion, (overlap, n_called, n_lesion), share)
         self.overlap, self.called = self.overlap + overlap, self.called + n_called
         self.pixels, self.lesion = self.pixels + lesion.size, self.lesion + n_lesion
 

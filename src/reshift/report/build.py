@@ -16,9 +16,7 @@ from reshift.report.page import Report, ReportCase, ReportTable
 CLASSES = [*pairwise(SIZES), (SIZES[-1], None)]  # [from, to) of lesion pixels, at network resolution
 
 
-def make_report(
-    bundle: Bundle, metrics: dict[str, Any], rows: Sequence[dict[str, Any]], shown: list[ReportCase], errors: Sequence[str]
-) -> Report:
+def make_report(bundle: Bundle, metrics: dict[str, Any], rows: Sequence[dict[str, Any]], shown: list[ReportCase]) -> Report:
     """Collect what the page shows."""
     calibration = bundle.calibration
     return Report(
@@ -29,7 +27,7 @@ def make_report(
         image_threshold=calibration.reference.image_threshold if calibration else None,
         pixel_threshold=calibration.reference.pixel_threshold if calibration else None,
         heat_scale=calibration.heat_scale if calibration else 1.0,
-        warnings=warnings(bundle, rows, errors),
+        warnings=metrics["warnings"],
         config=bundle.config.model_dump(mode="json"),
         tables=[table for table in (_subgroups(rows), _lesions(metrics.get("lesions"))) if table.rows],
     )
@@ -39,10 +37,8 @@ def warnings(bundle: Bundle, rows: Sequence[dict[str, Any]], errors: Sequence[st
     """Everything that lowers the trust in an evaluation, one line each."""
     calibration = bundle.calibration
     out = calibration.warnings() if calibration else ["the bundle is not calibrated: no thresholds, no p-values"]
-    normals = [
-        row for row in rows if row["label"] == 0 and row["shift"] is not None
-    ]  # a lesion may look odd, a normal should not
-    unlike = run_warning([row["shift"] for row in normals], sum(bool(row["unlike"]) for row in normals))
+    # Of normals only: a lesion may look odd, a normal should not.
+    unlike = run_warning([row["differs"] for row in rows if row["label"] == 0 and row["differs"] is not None])
     out += [unlike] if unlike else []
     if errors:
         out.append(f"{len(errors)} test image(s) could not be scored and are left out; the first: {errors[0]}")

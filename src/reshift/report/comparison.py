@@ -14,7 +14,7 @@ from reshift.picture import colours
 from reshift.results import Results, case_arrays, choose_cases
 
 IMAGE_FIGURES = ("auc", "ap", "f1")
-PIXEL_FIGURES = ("ap", "dice")
+PIXEL_FIGURES = ("ap", "dice", "aupro")
 SHOWN = 48  # cases; more would only make the file heavy
 STYLE = """
 main, header, footer { max-width: none; }

@@ -114,7 +114,8 @@ def verdict(report: "Report") -> str:
 
 def _interval_texts(metrics: Mapping[str, Any]) -> dict[str, str | None]:
     """``ci.image.auc`` and the like: the 95 % interval beside a value, or nothing."""
-    keys = {"image": ("auc", "ap", "f1", "f1_max", "tpr", "fpr"), "pixel": ("ap", "dice", "dice_max", "dice_per_image")}
+    image, pixel = ("auc", "ap", "f1", "f1_max", "tpr", "fpr"), ("ap", "dice", "dice_max", "dice_per_image", "aupro")
+    keys = {"image": image, "pixel": pixel}
     known = metrics.get("intervals") or {}
     texts: dict[str, str | None] = {}
     for group, names in keys.items():
