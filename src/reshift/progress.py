@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 LINE_SECONDS = 15.0  # between lines when nobody watches
 
@@ -22,10 +22,34 @@ def progress(label: str, total: int, start: int = 0, *, quiet: bool = False) -> 
     if quiet or total <= start:
         yield _nothing
     elif sys.stderr.isatty():
-        with _bar(label, total, start) as advance:
+        with _bar(label, total, start) as advance, _watched(advance):
             yield advance
     else:
-        yield _lines(label, total, start)
+        with _watched(advance := _lines(label, total, start)):
+            yield advance
+
+
+Item = TypeVar("Item")
+
+
+def counted(items: Sequence[Item], label: str) -> Iterator[Item]:
+    """Yield ``items`` and show how far one got beside the bar that is up, if any: for the many steps of a single image."""
+    for i, item in enumerate(items, start=1):
+        yield item
+        if _shown:
+            _shown[-1](0, f"{label} {i}/{len(items)}")
+
+
+_shown: list[Advance] = []  # bars that are up, the innermost last
+
+
+@contextmanager
+def _watched(advance: Advance) -> Iterator[None]:
+    _shown.append(advance)
+    try:
+        yield
+    finally:
+        _shown.remove(advance)
 
 
 def _nothing(amount: int = 1, text: str = "") -> None:

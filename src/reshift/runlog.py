@@ -52,7 +52,7 @@ class RunLog:
         except OSError as err:
             raise UserError(f"{self.path}: could not be written ({err.strerror}); make room and use --resume") from err
         for name, value in record.items():
-            if self.board is not None and isinstance(value, float):
+            if self.board is not None and isinstance(value, float) and "step" in record:
                 self.board.add_scalar(f"{record['stage']}/{name}", value, record["step"])
 
 

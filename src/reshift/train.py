@@ -19,10 +19,12 @@ from reshift.checkpoint import Position, load_checkpoint, restore_model, restore
 from reshift.config import Config, TrainConfig
 from reshift.data.source import Source
 from reshift.errors import Stopped, UserError
-from reshift.methods.detector import Detector, Objective, Stage, Step
+from reshift.methods.detector import Detector, Stage, Step
+from reshift.optimise import Trained, adamw, learning_rate, one_step, set_rate
 from reshift.progress import progress
 from reshift.runlog import RunLog
-from reshift.runtime import Place, Recorder, precision, to_device
+from reshift.runtime import Place, Recorder, to_device
+from reshift.stagecache import Identity, cache_folder, identity, load_stage, save_stage
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -39,17 +41,11 @@ class _Run(NamedTuple):
     log: RunLog
 
 
-class _Trained(NamedTuple):
-    """An objective and the optimiser that follows it."""
-
-    objective: Objective
-    optimiser: torch.optim.Optimizer
-
-
-def fit(detector: Detector, source: Source, config: Config, folder: Path, place: Place) -> float:
+def fit(detector: Detector, source: Source, config: Config, folder: Path, place: Place, data: str = "") -> float:
     """Train every stage, from ``folder``'s checkpoint if there is one; return the seconds it took, over all resumes.
 
-    The result does not depend on interruptions: on the CPU it is the same to the bit.
+    The result does not depend on interruptions: on the CPU it is the same to the bit. ``data`` is the fingerprint of the
+    images; with it, stages that another run has trained are taken from the cache, and their seconds counted.
     """
     module = to_device(as_module(detector), source.device)
     batch = batch_size(config.train.batch, len(source), place.world)
@@ -59,8 +55,12 @@ def fit(detector: Detector, source: Source, config: Config, folder: Path, place:
     with RunLog(folder, config.train.tensorboard, active=place.rank == 0) as log, _stop_signals() as stopped:
         log.rewind(position)
         run = _Run(module, source, batch, config, folder, place, log)
-        for number, stage in list(enumerate(detector.stages()))[position.stage :]:
-            _train_stage(run, number, stage, position.step, tensors, stopped)
+        stages = detector.stages()
+        for number, stage in list(enumerate(stages))[position.stage :]:
+            shared = _shared(run, stages[: number + 1], data)
+            if position.step or not _take(run, stage, shared):
+                _train_stage(run, number, stage, position.step, tensors, stopped)
+                _keep(run, shared)
             position, tensors = Position(number + 1, 0, log.seconds), {}
             _save(run, (), position)
     module.eval().requires_grad_(False)
@@ -75,12 +75,14 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
         restore_optimiser(optimiser, i, tensors)
     step = Step(torch.Generator(run.source.device), place.rank, place.world)
     recorder = Recorder(step.generator, enabled=config.graphs and place.world == 1)
+    lr = partial(learning_rate, config, total)
     saved = time.monotonic()
     with progress(stage.name, total, first, quiet=place.rank > 0) as advance:
         for index, images in _stream(run, number, first, total):
             step.generator.manual_seed(_mix(run.config.seed, number, index))
             due = tuple(pair for pair in trained if index % pair.objective.every == 0)
-            logs = recorder(due, partial(_step, due, step=step, config=config), images)
+            set_rate(due, lr(index))
+            logs = recorder(due, partial(one_step, due, step=step, config=config), images)
             for objective, _ in due:
                 if objective.after is not None:
                     objective.after(step)
@@ -88,7 +90,7 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
             save = stop or _agree(time.monotonic() - saved >= config.checkpoint_seconds, index, run)
             last = index + 1 == total
             if index % config.log_every == 0 or last or save:
-                advance(0, _log(run, stage, index, total, logs))
+                advance(0, _log(run, stage, index, total, logs, lr(index)))
             if save and not last:
                 _save(run, [pair.optimiser for pair in trained], Position(number, index + 1, run.log.seconds))
                 saved = time.monotonic()
@@ -117,7 +119,7 @@ def _stop_signals() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def _prepare(stage: Stage, module: nn.Module, source: Source, config: TrainConfig, *, fresh: bool) -> list[_Trained]:
+def _prepare(stage: Stage, module: nn.Module, source: Source, config: TrainConfig, *, fresh: bool) -> list[Trained]:
     """Freeze what this stage does not train, let it look at the data once, and make one AdamW per objective."""
     module.eval().requires_grad_(False)
     if fresh and stage.begin is not None:
@@ -126,44 +128,7 @@ def _prepare(stage: Stage, module: nn.Module, source: Source, config: TrainConfi
     for objective in stage.objectives:
         for part in objective.modules:
             part.train().requires_grad_(True)
-    return [_Trained(objective, _adamw(objective, config, gpu=source.device.type == "cuda")) for objective in stage.objectives]
-
-
-def _adamw(objective: Objective, config: TrainConfig, *, gpu: bool) -> torch.optim.Optimizer:
-    decay = config.weight_decay
-    return torch.optim.AdamW(_parameters(objective), lr=config.lr, weight_decay=decay, fused=gpu, capturable=gpu)
-
-
-def _parameters(objective: Objective) -> list[nn.Parameter]:
-    return [p for part in objective.modules for p in part.parameters()]
-
-
-def _step(due: Sequence[_Trained], x: Tensor, step: Step, config: TrainConfig) -> dict[str, Tensor]:
-    """One step of every objective that is due."""
-    logs: dict[str, Tensor] = {}
-    for objective, optimiser in due:
-        optimiser.zero_grad(set_to_none=True)
-        with precision(x.device, config.amp):
-            losses = objective.loss(x, step)
-        losses["loss"].backward()
-        parameters = _parameters(objective)
-        _average_gradients(parameters, step.world)
-        if config.clip:
-            logs["gradient"] = nn.utils.clip_grad_norm_(parameters, config.clip)
-        optimiser.step()
-        logs |= {name: value.detach() for name, value in losses.items()}
-    return logs
-
-
-def _average_gradients(parameters: Sequence[nn.Parameter], world: int) -> None:
-    """Data parallelism in one all-reduce of one flat tensor; every process holds an equal share of the batch."""
-    if world == 1:
-        return
-    grads = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.reshape(-1) for g in grads])
-    dist.all_reduce(flat)
-    for grad, mean in zip(grads, (flat / world).split([g.numel() for g in grads]), strict=True):
-        grad.copy_(mean.view_as(grad))
+    return [Trained(objective, adamw(objective, config, gpu=source.device.type == "cuda")) for objective in stage.objectives]
 
 
 def _stream(run: _Run, stage: int, first: int, total: int) -> Iterator[tuple[int, Tensor]]:
@@ -203,13 +168,12 @@ def _agree(mine: bool, step: int, run: _Run) -> bool:
     return bool(flag.item())
 
 
-def _log(run: _Run, stage: Stage, step: int, total: int, logs: dict[str, Tensor]) -> str:
+def _log(run: _Run, stage: Stage, step: int, total: int, logs: dict[str, Tensor], lr: float) -> str:
     values = dict(zip(logs, _mean_over_processes(list(logs.values()), run.place.world), strict=True))
-    lr = run.config.train.lr
     if not math.isfinite(values["loss"]):
         raise UserError(
             f"training diverged: the loss of stage '{stage.name}' is {values['loss']} at step {step}; "
-            f"lower train.lr (now {lr:g}) or set train.clip, and start again"
+            f"lower train.lr (now {run.config.train.lr:g}) or set train.clip, and start again"
         )
     epoch = step * stage.epochs // total + 1
     run.log.write({"stage": stage.name, "epoch": epoch, "step": step, "steps": total, **values, "lr": lr})
@@ -221,6 +185,40 @@ def _mean_over_processes(values: Sequence[Tensor], world: int) -> list[float]:
     if world > 1:
         dist.all_reduce(stacked)
     return [float(v) for v in stacked / world]
+
+
+def _shared(run: _Run, stages: Sequence[Stage], data: str) -> Identity | None:
+    """What decides the last of ``stages``; None where it cannot be shared.
+
+    Not among several processes, which would have to agree on what each of them finds.
+    """
+    if not data or run.place.world > 1 or any(stage.decided_by is None for stage in stages):
+        return None
+    deciding = ("lr", "weight_decay", "schedule", "warmup", "clip", "amp")
+    return identity(
+        run.module,
+        data=data,
+        seed=run.config.seed,
+        images=run.config.data.model_dump(exclude={"memory_gb"}),
+        train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=set(deciding)),
+        stages=[[stage.name, stage.epochs, dict(stage.decided_by or {})] for stage in stages],
+    )
+
+
+def _take(run: _Run, stage: Stage, shared: Identity | None) -> bool:
+    """Take a stage from the cache, if another run has left it there."""
+    folder = cache_folder(run.config.train.cache)
+    if shared is None or folder is None or (seconds := load_stage(folder, shared, run.module)) is None:
+        return False
+    run.log.before += max(0.0, seconds - run.log.seconds)
+    run.log.write({"stage": stage.name, "cached": shared.key})
+    return True
+
+
+def _keep(run: _Run, shared: Identity | None) -> None:
+    folder = cache_folder(run.config.train.cache)
+    if shared is not None and folder is not None:
+        save_stage(folder, shared, run.module, run.log.seconds)
 
 
 def _save(run: _Run, optimisers: Sequence[torch.optim.Optimizer], position: Position) -> None:

@@ -73,6 +73,8 @@ class Objective(NamedTuple):
     loss: Callable[[Tensor, Step], dict[str, Tensor]]  # "loss" is minimised, the rest is logged
     every: int = 1
     after: Callable[[Step], None] | None = None  # once the optimiser has stepped
+    rate: float = 1.0  # times train.lr
+    betas: tuple[float, float] = (0.9, 0.999)  # AdamW's; (0, 0.9) is RMSProp with its start corrected
 
 
 class Stage(NamedTuple):
@@ -82,10 +84,16 @@ class Stage(NamedTuple):
     epochs: int
     objectives: tuple[Objective, ...]
     begin: Callable[[Iterable[Tensor]], None] | None = None  # sees the training images once, before the first step
+    # The settings that decide what this stage learns, beside data, seed and [train]. A stage that names them is trained once:
+    # whoever needs the same again, be it another method, takes it from the cache. None: never shared.
+    decided_by: Mapping[str, Any] | None = None
 
 
 class Detector(Protocol):
-    """What ``train``, ``predict`` and ``bench`` need of a method; every detector is also an ``nn.Module``."""
+    """What ``train``, ``predict`` and ``bench`` need of a method; every detector is also an ``nn.Module``.
+
+    Optional: ``bf16 = True`` lets ``predict`` run in bf16 on a GPU; ``features``, ``pseudo_healthy`` as in ``dmd``.
+    """
 
     def stages(self) -> Sequence[Stage]:
         """What is trained, in order. Empty for a method that learns nothing."""

@@ -1,0 +1,96 @@
+"""Classical image filters on ``(B, C, H, W)``, per image and channel: smoothing, ranks, morphology, foreground, scaling.
+
+Every image gets the same bits alone or in any batch: all sums are spelled out as elementwise operations in a fixed order, never
+left to a convolution or a reduction whose order depends on the shape.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
+    """Smooth with a Gaussian cut at 4 sigma, borders mirrored with the edge pixel repeated: ``scipy.ndimage.gaussian_filter``."""
+    if sigma < 0:
+        raise ValueError(f"sigma must not be negative, got {sigma}")
+    radius = int(4.0 * sigma + 0.5)
+    if radius == 0:
+        return x.clone()
+    steps = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    kernel = torch.exp(-0.5 * (steps / sigma).square())
+    weights: list[float] = (kernel / kernel.sum())[radius:].tolist()  # the other half mirrors this one
+    for dim in (2, 3):
+        size, padded = x.shape[dim], _mirror(x, radius, dim)
+        total = padded.narrow(dim, radius, size) * weights[0]
+        for k in range(1, radius + 1):
+            pair = padded.narrow(dim, radius - k, size) + padded.narrow(dim, radius + k, size)
+            total = total + pair * weights[k]
+        x = total
+    return x
+
+
+def median_filter(x: Tensor, size: int) -> Tensor:
+    """Take the median of each ``size``×``size`` window, borders as in ``gaussian_blur``: ``scipy.ndimage.median_filter``."""
+    _check_odd(size)
+    padded = _mirror(_mirror(x, size // 2, 2), size // 2, 3)
+    windows = padded.unfold(2, size, 1).unfold(3, size, 1).flatten(-2)  # (B, C, H, W, size²)
+    return windows.sort(-1).values[..., size * size // 2]  # median(-1) is refused where CUDA must be deterministic
+
+
+def dilate(x: Tensor, size: int) -> Tensor:
+    """Take the maximum of each ``size``×``size`` window (grey-scale, flat). Pixels beyond the border do not take part.
+
+    That equals ``scipy.ndimage.grey_dilation`` up to the border: mirrored pixels are inside an odd window anyway.
+    """
+    _check_odd(size)
+    rows = F.max_pool2d(x, (size, 1), stride=1, padding=(size // 2, 0))
+    return F.max_pool2d(rows, (1, size), stride=1, padding=(0, size // 2))
+
+
+def erode(x: Tensor, size: int) -> Tensor:
+    """Take the minimum of each ``size``×``size`` window; borders as in ``dilate``."""
+    return -dilate(-x, size)
+
+
+def opening(x: Tensor, size: int) -> Tensor:
+    """Erode, then dilate: remove what is bright and smaller than the window."""
+    return dilate(erode(x, size), size)
+
+
+def closing(x: Tensor, size: int) -> Tensor:
+    """Dilate, then erode: fill what is dark and smaller than the window."""
+    return erode(dilate(x, size), size)
+
+
+def foreground(x: Tensor, floor: float = -0.98) -> Tensor:
+    """Mark pixels of images in [-1, 1] that exceed ``floor`` in any channel: ``(B, 1, H, W)`` of 0. and 1."""
+    return (x > floor).any(1, keepdim=True).to(x.dtype)
+
+
+def per_image_quantile(x: Tensor, q: float) -> Tensor:
+    """Return each image's ``q``-quantile over all its values, interpolated linearly, as ``(B, 1, 1, 1)``."""
+    if not 0.0 <= q <= 1.0:
+        raise ValueError(f"q must lie in [0, 1], got {q}")
+    values = x.flatten(1).sort(1).values
+    place = q * (values.shape[1] - 1)
+    low = int(place)
+    below, above = values[:, low], values[:, min(low + 1, values.shape[1] - 1)]
+    return (below + (above - below) * (place - low)).view(-1, 1, 1, 1)
+
+
+def max_normalise(x: Tensor) -> Tensor:
+    """Divide each non-negative map by its maximum; a map of zeros stays as it is."""
+    peak = x.amax((1, 2, 3), keepdim=True)
+    return x / torch.where(peak > 0, peak, 1.0)
+
+
+def _mirror(x: Tensor, radius: int, dim: int) -> Tensor:
+    """Pad one axis with its mirror image, edge pixel repeated: … b a | a b c | c b …, as often as ``radius`` needs."""
+    size = x.shape[dim]
+    place = torch.arange(-radius, size + radius, device=x.device) % (2 * size)
+    return x.index_select(dim, torch.where(place < size, place, 2 * size - 1 - place))
+
+
+def _check_odd(size: int) -> None:
+    if size < 1 or size % 2 == 0:
+        raise ValueError(f"the window must have an odd size, so that it has a centre; got {size}")

@@ -1,0 +1,75 @@
+"""Patch features of a frozen network, a coreset of them, and the distance to it: what PatchCore is made of."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from reshift.nets.features import FeatureNet, efficientnet_lite0
+
+DIMS = {"efficientnet-lite0": 40 + 112}  # channels of a patch vector
+CHUNK = 4096  # patches compared with the bank at once; bounds memory, not the result
+SPARE = 8  # candidates beyond the wanted neighbours, so that rounding in the matrix product loses none of them
+EXACT = "donot_use_mm_for_euclid_dist"
+
+
+@lru_cache(maxsize=8)
+def feature_net(name: str, device: str) -> FeatureNet:
+    """The frozen network called ``name`` on ``device``; read once and kept, outside any detector's weights."""
+    if name not in DIMS:
+        raise ValueError(f"unknown feature network '{name}'")
+    with torch.inference_mode(False):  # kept for callers of every kind, so never made of inference tensors
+        return efficientnet_lite0(device)
+
+
+def patch_features(net: FeatureNet, x: Tensor, *, unit: bool = False) -> Tensor:
+    """The two deeper maps, each averaged over 3×3 neighbours, joined on the finer grid; ``(B, C, H, W)`` → ``(B, d, h, w)``.
+
+    At the border the average is over the neighbours there are. ``unit`` scales both parts of every vector to length one.
+    """
+    fine, coarse = (F.avg_pool2d(m, 3, 1, 1, count_include_pad=False) for m in net.maps(x)[-2:])
+    parts = [fine, F.interpolate(coarse, size=fine.shape[-2:], mode="bilinear")]
+    return torch.cat([F.normalize(part, dim=1) for part in parts] if unit else parts, dim=1)
+
+
+def as_rows(features: Tensor) -> Tensor:
+    """``(B, d, h, w)`` → ``(B·h·w, d)``."""
+    return features.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def greedy_coreset(rows: Tensor, count: int) -> Tensor:
+    """Indices of ``count`` rows, each the farthest from those before it; the first is the farthest from the mean.
+
+    With this rule (greedy k-centre) no row is more than twice as far from the chosen as the best choice would allow. If there
+    are too few rows they are taken again, in the same order.
+    """
+    last = (rows - rows.mean(0)).square().sum(1).argmax().view(1)
+    chosen, distance = [last], rows.new_full((len(rows),), torch.inf)
+    for _ in range(min(count, len(rows)) - 1):  # indices stay tensors: on a GPU nothing waits
+        to_last = torch.cdist(rows, rows.index_select(0, last), compute_mode=EXACT).squeeze(1)
+        distance = torch.minimum(distance, to_last)
+        last = distance.argmax().view(1)
+        chosen.append(last)
+    found = torch.cat(chosen)
+    return found.repeat(-(-count // len(found)))[:count]
+
+
+def nearest(rows: Tensor, bank: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
+    """Distances to the ``k`` nearest rows of ``bank``, ascending, and their indices, both ``(n, k)``.
+
+    A matrix product finds candidates fast, but loses small distances in the rounding of large norms; the candidates are
+    therefore measured again, exactly.
+    """
+    found = [_nearest(part, bank, k) for part in rows.split(CHUNK)]
+    return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+
+
+def _nearest(rows: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    centre = bank.mean(0)
+    centred = bank - centre
+    squared = centred.square().sum(1) - 2.0 * (rows - centre) @ centred.T  # short of a constant per row
+    candidates = squared.topk(min(k + SPARE, len(bank)), largest=False).indices  # (n, k + SPARE)
+    exact = torch.cdist(rows[:, None], bank[candidates], compute_mode=EXACT).squeeze(1)
+    distance, order = exact.sort(dim=1, stable=True)
+    return distance[:, :k], candidates.gather(1, order[:, :k])
