@@ -149,7 +149,7 @@ def test_scores_are_what_their_names_say(lite0: Any) -> None:
     models = {score: fitted(score=score, blur=0.0, top=0.1) for score in ("reweighted", "max", "top")}
     found = {score: model.predict(x) for score, model in models.items()}
     bank = models["max"].bank
-    rows = as_rows(patch_features(lite0, x))
+    rows = as_rows(patch_features(lite0, x, unit=True))
     brute = torch.tensor([min(float((row - m).norm()) for m in bank) for row in rows])
     assert float(found["max"].score) == pytest.approx(float(brute.max()), rel=1e-4)
     expected = F.interpolate(brute.view(1, 1, 28, 28), size=(SIZE, SIZE), mode="bilinear")[0]
@@ -212,7 +212,7 @@ def test_memory_is_decided_by_what_fills_it() -> None:
     assert stage(score="top", blur=0.0, neighbours=3, top=0.5).decided_by == stage().decided_by
     assert stage(bank=99).decided_by != stage().decided_by
     assert stage(sample=99).decided_by != stage().decided_by
-    assert stage(unit=True).decided_by != stage().decided_by
+    assert stage(unit=False).decided_by != stage().decided_by
 
 
 @pytest.mark.usefixtures("lite0")

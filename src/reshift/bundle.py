@@ -129,6 +129,8 @@ def _blaming(path: Path) -> Iterator[None]:
     """A wrong setting in a bundle is nobody's typing mistake: name the file that holds it."""
     try:
         yield
+    except methods.ForeignMethodError as err:
+        raise UserError(f"{path}: {err}") from err.__cause__
     except UserError as err:
         text = str(err)
         raise UserError(text if text.startswith(str(path)) else f"{path}: damaged, or of another version: {text}") from None

@@ -28,7 +28,7 @@ FREE = ("cache", "device", "log_every", "checkpoint_seconds", "tensorboard")  # 
 def resolve(method: str | None, profile: str, layers: Sequence[dict[str, Any]]) -> Config:
     """Merge defaults, profile and the user's layers into one fully spelled-out config."""
     given = merge(*layers, {"method": method} if method else {})
-    cls = methods.get(str(given.get("method", Config().method)))
+    cls = methods.get(str(given.get("method", Config().method)), given=bool(method))
     if profile not in cls.profiles:
         raise UserError(f"unknown profile '{profile}'; known: {', '.join(cls.profiles)}")
     config = parse(Config, merge(cls.profiles[profile], given))

@@ -1,10 +1,14 @@
 """Methods, one file each, behind one protocol. This literal dict is the registry; importing it imports no torch."""
 
+import os
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from reshift.config import nearest
-from reshift.errors import UserError
+from reshift.errors import UserError, reason
 
 if TYPE_CHECKING:
     from reshift.methods.detector import DetectorClass
@@ -40,10 +44,57 @@ METHODS: dict[str, Entry] = {
 }
 
 
-def get(name: str) -> "DetectorClass":
-    """Import the method called ``name``."""
+VARIABLE = "RESHIFT_METHODS"
+
+
+class ForeignMethodError(UserError):
+    """A method outside this package that cannot be used, or that nobody has allowed."""
+
+
+def get(name: str, *, given: bool = False) -> "DetectorClass":
+    """Import the method called ``name``, or the one at ``module:Class``.
+
+    A location may come from a file, such as a stranger's bundle, and importing runs code. So a location is followed only if the
+    user has ``given`` it, has named it in ``RESHIFT_METHODS``, or has imported its module already.
+    """
+    if ":" in name:
+        return _foreign(name, given=given)
     if name not in METHODS:
         raise UserError(f"unknown method '{name}'{nearest(name, METHODS)}")
     module, _, attribute = METHODS[name].location.partition(":")
     found: DetectorClass = getattr(import_module(module), attribute)
     return found
+
+
+def _foreign(location: str, *, given: bool) -> "DetectorClass":
+    module, _, attribute = location.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ForeignMethodError(f"method {location!r}: write it as package.module:Class")
+    if not (given or module in sys.modules or location in os.environ.get(VARIABLE, "").replace(",", " ").split()):
+        raise ForeignMethodError(
+            f"method '{location}' is code outside reshift, and only a file names it; if you trust it, set {VARIABLE}={location}"
+        )
+    found: Any = vars(_import(module, location)).get(attribute)  # getattr could make a lazy module import more
+    if not isinstance(found, type):
+        raise ForeignMethodError(f"method '{location}': module '{module}' has no class '{attribute}'")
+    missing = [part for part in ("Settings", "profiles", "stages", "predict", "state_dict") if not hasattr(found, part)]
+    if missing:
+        raise ForeignMethodError(f"method '{location}' is no method: it lacks {', '.join(missing)}; see docs/add-a-method.md")
+    return cast("DetectorClass", found)
+
+
+def _import(module: str, location: str) -> ModuleType:
+    """Import from where Python looks, and else from the current folder, which the path of a console script lacks."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.append(here)  # at the end: a file here must not stand in for a package
+    try:
+        return import_module(module)
+    except Exception as err:  # it is the user's code: anything may happen
+        remedy = "; install it, or run in the folder that holds it" if isinstance(err, ModuleNotFoundError) else ""
+        why = reason(err).splitlines()[0]
+        raise ForeignMethodError(f"method '{location}': importing '{module}' failed ({why}){remedy}") from err
+    finally:
+        if added:
+            sys.path.remove(here)

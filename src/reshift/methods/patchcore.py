@@ -14,6 +14,8 @@ re-weighted over b = 9 neighbours, as image score. Different:
 - At the border, neighbours outside the grid are left out of the average; the authors' program counts them as zeros.
 
 Not in the paper: ``unit`` scales the vectors of both layers to length one, as LPIPS does, before anything is remembered.
+Held-out normals with synthetic shifts speak for it: their pixel AP, mean over seven kinds of shift, rises from 0.246 to 0.372
+on breast ultrasound, and is 0.399 and 0.371 on FLAIR, 0.502 and 0.501 on T1 (plain neighbours, no coreset).
 
 Image score: ``reweighted`` as in the paper, ``max`` without the weight, ``top`` the mean of the highest pixels of the map.
 Post-processing: the blur is part of the method; ``blur = 0`` switches it off.
@@ -39,7 +41,7 @@ class PatchCoreSettings(Frozen):
     """What is remembered, and how distances become a map and a score."""
 
     features: Literal["efficientnet-lite0"] = "efficientnet-lite0"
-    unit: bool = False  # both layers' vectors scaled to length one: contrast and the larger layer then count no more
+    unit: bool = True  # both layers' vectors scaled to length one: contrast and the larger layer then count no more
     bank: int = Field(4096, ge=2)  # patches remembered
     sample: int = Field(200_000, ge=1)  # training patches the coreset is chosen from, at most
     blur: float = Field(2.29, ge=0.0)  # σ in pixels of a 128-pixel map; the paper's 4 at 224

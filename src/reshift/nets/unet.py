@@ -49,9 +49,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, _emb: Tensor) -> Tensor:
         """``(B, C, h, w)`` → the same shape."""
         b, c, h, w = x.shape
-        q, k, v = self.qkv(self.norm(x)).reshape(b, 3, self.heads, c // self.heads, h * w).transpose(-1, -2).unbind(1)
-        y = F.scaled_dot_product_attention(q, k, v)  # (B, heads, hw, C / heads)
-        out: Tensor = x + self.out(y.transpose(-1, -2).reshape(b, c, h, w))
+        # Channels last: what the fused attention kernels want, and on a GPU how the tensor lies in memory anyway.
+        qkv = self.qkv(self.norm(x)).permute(0, 2, 3, 1).reshape(b, h * w, 3, self.heads, c // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, hw, C / heads) each
+        y = F.scaled_dot_product_attention(q, k, v)
+        out: Tensor = x + self.out(y.transpose(1, 2).reshape(b, h, w, c).permute(0, 3, 1, 2))
         return out
 
 
