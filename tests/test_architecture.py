@@ -26,9 +26,9 @@ ALLOWED: dict[str, set[str]] = {
     "progress": set(),
     "runtime": {"errors"},
     "picture": set(),
-    "results": {"errors", "metrics"},
+    "results": {"errors", "methods", "metrics"},
     "figures": {"errors", "figures", "metrics", "picture", "results", "write"},
-    "report": {"", "acquisition", "bundle", "metrics", "picture", "report", "results", "write"},
+    "report": {"", "acquisition", "bundle", "methods", "metrics", "picture", "report", "results", "write"},
     "checkpoint": {"errors", "write"},
     "runlog": {"errors", "write", "checkpoint"},
     "bundle": {"", "methods", "calibrate", "config", "errors", "write"},
@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "predict": {"acquisition", "bundle", "calibrate", "config", "data", "errors", "metrics", "nets", "progress", "runtime"},
     "score": {"acquisition", "bundle", "data", "errors", "picture", "predict", "progress", "write"},
     "evaluate": {"acquisition", "data", "errors", "metrics", "nets", "normative", "predict", "progress", "report", "write"},
-    "compare": {"errors", "metrics", "report", "results", "write"},
+    "compare": {"errors", "methods", "metrics", "report", "results", "write"},
     "pipeline": {"", "acquisition", "bundle", "calibrate", "config", "data", "errors", "methods", "predict", "runtime", "train",
                  "write"},
     "demo": {"data", "evaluate", "pipeline", "predict", "score", "write"},
@@ -111,7 +111,7 @@ def test_help_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", f"{code}assert 'torch' not in sys.modules"], check=True, stdout=subprocess.DEVNULL)
 
 
-PYTHON = [path for folder in ("src", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
+PYTHON = [path for folder in ("src", "tests", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))

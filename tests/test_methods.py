@@ -142,3 +142,20 @@ def test_without_feature_weights_it_says_what_to_install(
     outcome = run_cli("train", "--data", phantom, "--out", tmp_path, "--method", method, "--set", "data.size=32", *settings)
     refused(outcome, "pip install 'reshift[features]'")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_stand_in_says_so_wherever_it_is_shown(run_cli: Cli, phantom: Path, tmp_path: Path) -> None:
+    for method in ("diffuse", "brightness"):
+        bundle = trained(method, phantom, tmp_path / method)
+        out = tmp_path / method / "evaluation"
+        assert run_cli("evaluate", bundle, "--data", phantom, "--out", out).code == 0
+    assert "diffuse† on" in (tmp_path / "diffuse" / "evaluation" / "report.html").read_text()
+    assert "is a stand-in" in (tmp_path / "diffuse" / "evaluation" / "report.html").read_text()
+    assert "is a stand-in" not in (tmp_path / "brightness" / "evaluation" / "report.html").read_text()
+    folders = [tmp_path / method / "evaluation" for method in ("brightness", "diffuse")]
+    assert run_cli("compare", *folders, "--out", tmp_path / "both").code == 0
+    for name in ("compare.md", "compare.html"):
+        text = (tmp_path / "both" / name).read_text()
+        assert "diffuse†" in text
+        assert "is a stand-in" in text
+    assert "†" in run_cli("methods").out

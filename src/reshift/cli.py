@@ -58,7 +58,7 @@ def demo(
 def train(
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="run folder, created if needed")],
-    method: Annotated[str | None, typer.Option(help="see 'reshift methods'; default dmd")] = None,
+    method: Annotated[str | None, typer.Option(help="see 'reshift methods'; default dmd; or your own, module:Class")] = None,
     profile: Annotated[str, typer.Option(help="paper: the authors' settings; quick: minutes on two CPU cores")] = "paper",
     config: Annotated[Path | None, typer.Option(help="TOML file")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="e.g. train.lr=1e-4; repeatable")] = None,
@@ -212,7 +212,7 @@ def methods(as_json: AsJson = False) -> None:
         typer.echo(json.dumps({name: entry.summary for name, entry in METHODS.items()}, indent=1))
         return
     for name, entry in METHODS.items():
-        typer.echo(f"{name:12} {entry.summary}")
+        typer.echo(f"{name:14} {entry.summary}")
 
 
 def _acquisition(known: Any) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
+from reshift.methods import caveat
 from reshift.metrics.confidence import delong, paired_image, paired_pixels
 from reshift.report.comparison import IMAGE_FIGURES, PIXEL_FIGURES, markdown, page
 from reshift.results import Results, load_results, subject_pixels
@@ -102,5 +103,6 @@ def _warnings(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
         for run in runs
         if len(run.results.cases) != len(names)
     ]
+    out += dict.fromkeys(text for run in runs if (text := caveat(run.results.metrics["method"])))
     datasets = {str(run.results.metrics.get("dataset")) for run in runs}
     return out + (["the evaluations carry different data set names: " + ", ".join(sorted(datasets))] if len(datasets) > 1 else [])

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
+from reshift.methods import label
 from reshift.metrics.subjects import SubjectPixels
 
 
@@ -22,7 +23,7 @@ class Results(NamedTuple):
     @property
     def name(self) -> str:
         """The method, as tables and legends call it."""
-        return str(self.metrics["method"])
+        return label(str(self.metrics["method"]))
 
 
 class CaseArrays(NamedTuple):

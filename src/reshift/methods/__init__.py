@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 
     location: str
     summary: str
-    mark: str = ""  # put behind the name in every table, where a method is not quite what its name says
+    caveat: str = ""  # why a method is not what its name says; it then has a † behind the name in every table
 
 
 METHODS: dict[str, Entry] = {
@@ -34,7 +34,9 @@ METHODS: dict[str, Entry] = {
     "thor-gaussian": Entry("reshift.methods.thor:ThorGaussian", "THOR: a chain harmonised with the input, Gaussian noise"),
     "thor-simplex": Entry("reshift.methods.thor:ThorSimplex", "THOR: a chain harmonised with the input, simplex noise"),
     "diffuse": Entry(
-        "reshift.methods.diffuse:Diffuse", "Dif-fuse†, a stand-in that needs no labels: edit where the image surprises", "†"
+        "reshift.methods.diffuse:Diffuse",
+        "Dif-fuse†: edit where the image surprises, keep the rest",
+        "diffuse† is a stand-in: Dif-fuse itself learns where to edit from labelled diseased images, which no other method sees",
     ),
     "cddpm": Entry("reshift.methods.cddpm:CDDPM", "cDDPM: one-step restoration conditioned on an image code"),
     "madad": Entry("reshift.methods.madad:MADAD", "MAD-AD: masked latent diffusion that finds and repairs its own masks"),
@@ -45,6 +47,16 @@ METHODS: dict[str, Entry] = {
 
 
 VARIABLE = "RESHIFT_METHODS"
+
+
+def caveat(name: str) -> str | None:
+    """Why the method is not what its name says; None for most, and for methods of others."""
+    return (METHODS[name].caveat or None) if name in METHODS else None
+
+
+def label(name: str) -> str:
+    """The name as tables show it, with its † where there is a caveat."""
+    return f"{name}†" if caveat(name) else name
 
 
 class ForeignMethodError(UserError):

@@ -9,6 +9,7 @@ import numpy as np
 from reshift import __version__
 from reshift.acquisition import run_warning
 from reshift.bundle import Bundle
+from reshift.methods import caveat, label
 from reshift.metrics.image import roc_auc
 from reshift.metrics.lesions import SIZES
 from reshift.report.page import Report, ReportCase, ReportTable
@@ -20,7 +21,7 @@ def make_report(bundle: Bundle, metrics: dict[str, Any], rows: Sequence[dict[str
     """Collect what the page shows."""
     calibration = bundle.calibration
     return Report(
-        title=f"{bundle.config.method} on {metrics['dataset']}",
+        title=f"{label(bundle.config.method)} on {metrics['dataset']}",
         facts=_facts(bundle, metrics),
         metrics=metrics,
         cases=shown,
@@ -40,6 +41,7 @@ def warnings(bundle: Bundle, rows: Sequence[dict[str, Any]], errors: Sequence[st
     # Of normals only: a lesion may look odd, a normal should not.
     unlike = run_warning([row["differs"] for row in rows if row["label"] == 0 and row["differs"] is not None])
     out += [unlike] if unlike else []
+    out += [text] if (text := caveat(bundle.config.method)) else []
     if errors:
         out.append(f"{len(errors)} test image(s) could not be scored and are left out; the first: {errors[0]}")
     return out
@@ -49,7 +51,7 @@ def _facts(bundle: Bundle, metrics: dict[str, Any]) -> dict[str, str]:
     facts, calibration, n = bundle.facts, bundle.calibration, metrics["n"]
     learned = f"{facts.get('images', '?')} normal images of {facts.get('subjects', '?')} subjects ({facts.get('dataset', '?')})"
     return {
-        "Method": bundle.config.method,
+        "Method": label(bundle.config.method),
         "Test data": f"{metrics['dataset']}: {n['normal']} normal, {n['abnormal']} abnormal images of {n['subjects']} subjects",
         "Trained on": learned,
         "Calibrated on": f"{calibration.reference.images} normals ({calibration.default})" if calibration else "–",
