@@ -45,21 +45,21 @@ class Recipe(NamedTuple):
 
 COSINE = {"train": {"schedule": "cosine"}}
 STRIDE = {"model": {"stride": 5}}  # every fifth step of the chains
-FAMILY = Recipe({"epochs": 2000}, merge(COSINE, STRIDE))
+FAMILY = Recipe({"epochs": 1500}, merge(COSINE, STRIDE))
 RECIPES: dict[str, Recipe] = {
     "brightness": Recipe({}),
     "area": Recipe({}),
     "patchcore": Recipe({}),
     "ae": Recipe({"epochs": 1500}),
     "vae": Recipe({"epochs": 1500}),
-    "dae": Recipe({"epochs": 3000}),
-    "fanogan": Recipe({"gan_epochs": 2000, "encoder_epochs": 1000}),
+    "dae": Recipe({"epochs": 2000}),
+    "fanogan": Recipe({"gan_epochs": 1500, "encoder_epochs": 750}),
     "ddpm": FAMILY,
     "autoddpm": FAMILY,
     "thor-gaussian": FAMILY,
-    "diffuse": Recipe({"epochs": 2000}, merge(COSINE, {"model": {"stride": 25}})),
-    "cddpm": Recipe({"pretraining_epochs": 500, "denoiser_epochs": 1500}, {"train": {"batch": 16, "schedule": "cosine"}}),
-    "madad": Recipe({"autoencoder_epochs": 1500, "denoiser_epochs": 3000}, {"train": {"batch": 32, "lr": 2e-4}}),
+    "diffuse": Recipe({"epochs": 1500}, merge(COSINE, {"model": {"stride": 25}})),
+    "cddpm": Recipe({"pretraining_epochs": 400, "denoiser_epochs": 1200}, {"train": {"batch": 16, "schedule": "cosine"}}),
+    "madad": Recipe({"autoencoder_epochs": 1000, "denoiser_epochs": 2000}, {"train": {"batch": 32, "lr": 2e-4}}),
     "anoddpm": FAMILY,
     "thor-simplex": FAMILY,
 }

@@ -46,8 +46,8 @@ def training_images() -> Tensor:
 def planted(n: int) -> Cases:
     """Chests with a disc that is far too bright for its dark place, or far too dark for its bright one, in turns.
 
-    The phantom's own lesions are fainter than what separates two subjects at this size: a network trained for seconds finds
-    their place, but not the images. A disc in turns bright and dark leaves nothing to brightness or to darkness alone.
+    Of the phantom's own lesions, a network trained for seconds at this size finds the place, but not the images. A disc in
+    turns bright and dark leaves little to brightness or to darkness alone.
     """
     healthy, sick = chests(range(800, 800 + n))[0], chests(range(300, 300 + n))[0]
     masks = torch.zeros(n, SIZE, SIZE, dtype=torch.bool)

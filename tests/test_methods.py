@@ -15,11 +15,13 @@ from reshift.pipeline import resolve, train_run
 from reshift.predict import Model, load_model
 
 DIFFUSION = {"epochs": 1, "widths": [8, 8], "timesteps": 12, "t_star": 6}
+DMD: dict[str, Any] = {
+    "stage1_epochs": 1, "stage2_epochs": 1, "widths": [8, 16], "d_z": 8, "codes": 16, "unet_widths": [16, 32],
+    "classifier_widths": [8, 8, 8], "classifier_hidden": 8,
+}  # fmt: skip
 TINY: dict[str, dict[str, Any]] = {
-    "dmd": {
-        "stage1_epochs": 1, "stage2_epochs": 1, "widths": [8, 16], "d_z": 8, "codes": 16, "unet_widths": [16, 32],
-        "classifier_widths": [8, 8, 8], "classifier_hidden": 8,
-    },
+    "reshift": {"steps": 2, "members": 2, "widths": [8, 8, 8, 8], "bank": 64, "sample": 2000, "dmd": DMD},
+    "dmd": DMD,
     "ae": {"epochs": 1, "width": 4, "hidden": 16},
     "vae": {"epochs": 1, "width": 4, "hidden": 16},
     "fanogan": {"gan_epochs": 1, "encoder_epochs": 1, "width": 4, "latent": 8, "n_critic": 2},

@@ -103,7 +103,7 @@ def test_reweighting_survives_large_distances() -> None:
 
 def test_patch_features_are_averages_of_neighbours_on_one_grid(lite0: Any) -> None:
     x = images(2)
-    found, (_, fine, coarse) = patch_features(lite0, x), lite0.maps(x)
+    found, (_, fine, coarse) = patch_features(lite0.maps(x)), lite0.maps(x)
     assert found.shape == (2, 152, 28, 28)
     torch.testing.assert_close(found[:, :40, 5, 9], fine[:, :, 4:7, 8:11].mean((2, 3)))
     torch.testing.assert_close(found[:, :40, 0, 27], fine[:, :, 0:2, 26:28].mean((2, 3)))
@@ -114,7 +114,7 @@ def test_patch_features_are_averages_of_neighbours_on_one_grid(lite0: Any) -> No
 
 def test_unit_features_forget_the_length_of_each_layer(lite0: Any) -> None:
     x = images(2)
-    plain, unit = patch_features(lite0, x), patch_features(lite0, x, unit=True)
+    plain, unit = patch_features(lite0.maps(x)), patch_features(lite0.maps(x), unit=True)
     for part in (slice(0, 40), slice(40, 152)):
         length = plain[:, part].square().sum(1, keepdim=True).sqrt()
         torch.testing.assert_close(unit[:, part] * length, plain[:, part], rtol=1e-4, atol=1e-4)
@@ -149,7 +149,7 @@ def test_scores_are_what_their_names_say(lite0: Any) -> None:
     models = {score: fitted(score=score, blur=0.0, top=0.1) for score in ("reweighted", "max", "top")}
     found = {score: model.predict(x) for score, model in models.items()}
     bank = models["max"].bank
-    rows = as_rows(patch_features(lite0, x, unit=True))
+    rows = as_rows(patch_features(lite0.maps(x), unit=True))
     brute = torch.tensor([min(float((row - m).norm()) for m in bank) for row in rows])
     assert float(found["max"].score) == pytest.approx(float(brute.max()), rel=1e-4)
     expected = F.interpolate(brute.view(1, 1, 28, 28), size=(SIZE, SIZE), mode="bilinear")[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from reshift import __version__, methods
 from reshift.acquisition import Acquisition, fit_acquisition, fit_features
@@ -17,7 +18,7 @@ from reshift.data.manifest import Case, fingerprint, hold_out, load_cases
 from reshift.data.source import Source, check_images
 from reshift.errors import UserError
 from reshift.predict import Model, NormalScores, normal_scores
-from reshift.runtime import pick_device, processes
+from reshift.runtime import pick_device, precision, processes
 from reshift.train import CHECKPOINT, as_module, fit
 from reshift.write import atomic_json, sweep, writable_folder
 
@@ -58,6 +59,7 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
             return out / "bundle"
     facts = _facts(data, kept, held, stamp["data"], seconds)
     model = Model(Bundle(detector, config, None, facts, ""), config.train.device)
+    _settle(model, held or kept)
     calibration = _calibration(model, held, kept)
     save_bundle(out / "bundle", as_module(detector), config, calibration, facts)
     (out / CHECKPOINT).unlink(missing_ok=True)  # the bundle has the weights; the moments are of no more use
@@ -98,6 +100,14 @@ def split_normals(cases: Sequence[Case], config: Config, data: Path) -> tuple[li
             f"{data}: holding out {config.data.holdout:.0%} leaves {len(kept)} images to train on; lower data.holdout"
         )
     return kept, held
+
+
+def _settle(model: Model, normals: Sequence[Case]) -> None:
+    """Show a method that asks for it the normals that it was not trained on, once."""
+    settle = getattr(model.detector, "settle", None)
+    if settle is not None:
+        with torch.inference_mode(), precision(model.device, "auto"):
+            settle(Source(normals, model.bundle.config.data, model.device).batches())
 
 
 def _calibration(model: Model, held: Sequence[Case], kept: Sequence[Case]) -> Calibration:

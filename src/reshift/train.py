@@ -69,7 +69,7 @@ def fit(detector: Detector, source: Source, config: Config, folder: Path, place:
 
 def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict[str, Tensor], stopped: Event) -> None:
     config, place = run.config.train, run.place
-    total = stage.epochs * math.ceil(len(run.source) / run.batch)
+    total = stage.epochs * math.ceil(len(run.source) / run.batch) if stage.steps is None else stage.steps
     trained = _prepare(stage, run.module, run.source, config, fresh=first == 0)
     for i, (_, optimiser) in enumerate(trained if first else ()):
         restore_optimiser(optimiser, i, tensors)
@@ -175,7 +175,7 @@ def _log(run: _Run, stage: Stage, step: int, total: int, logs: dict[str, Tensor]
             f"training diverged: the loss of stage '{stage.name}' is {values['loss']} at step {step}; "
             f"lower train.lr (now {run.config.train.lr:g}) or set train.clip, and start again"
         )
-    epoch = step * stage.epochs // total + 1
+    epoch = step * run.batch // len(run.source) + 1
     run.log.write({"stage": stage.name, "epoch": epoch, "step": step, "steps": total, **values, "lr": lr})
     return f"loss {values['loss']:.4f}"
 
@@ -201,7 +201,7 @@ def _shared(run: _Run, stages: Sequence[Stage], data: str) -> Identity | None:
         seed=run.config.seed,
         images=run.config.data.model_dump(exclude={"memory_gb"}),
         train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=set(deciding)),
-        stages=[[stage.name, stage.epochs, dict(stage.decided_by or {})] for stage in stages],
+        stages=[[stage.name, stage.epochs, stage.steps, dict(stage.decided_by or {})] for stage in stages],
     )
 
 

@@ -23,6 +23,7 @@ class Entry(NamedTuple):
 
 
 METHODS: dict[str, Entry] = {
+    "reshift": Entry("reshift.methods.reshift:Reshift", "dense reconstruction-shift discrimination with pretrained features"),
     "dmd": Entry("reshift.methods.dmd:DMD", "discriminative mask-guided latent diffusion, exactly as the paper describes it"),
     "ae": Entry("reshift.methods.ae:AE", "convolutional autoencoder"),
     "vae": Entry("reshift.methods.vae:VAE", "variational autoencoder"),

@@ -87,12 +87,14 @@ class Stage(NamedTuple):
     # The settings that decide what this stage learns, beside data, seed and [train]. A stage that names them is trained once:
     # whoever needs the same again, be it another method, takes it from the cache. None: never shared.
     decided_by: Mapping[str, Any] | None = None
+    steps: int | None = None  # in place of epochs, where the number of images should not matter
 
 
 class Detector(Protocol):
     """What ``train``, ``predict`` and ``bench`` need of a method; every detector is also an ``nn.Module``.
 
-    Optional: ``bf16 = True`` lets ``predict`` run in bf16 on a GPU; ``features``, ``pseudo_healthy`` as in ``dmd``.
+    Optional: ``bf16 = True`` lets ``predict`` run in bf16 on a GPU; ``settle(images)`` sees normals that were not trained on,
+    once, after the last stage; ``notes()`` are lines a user should read; ``features``, ``pseudo_healthy`` as in ``dmd``.
     """
 
     def stages(self) -> Sequence[Stage]:

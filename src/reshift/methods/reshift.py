@@ -1,0 +1,237 @@
+"""Reshift: dense reconstruction-shift discrimination. Ours; it keeps the paper's idea and drops what made it blind.
+
+The paper's classifier tells whole images from their decoded restorations, which it can do by their blur. Here the discriminator
+is dense: parts of normal images are shifted, and it says, per pixel, where. Shifts come from several sources (methods/shifts.py),
+among them the paper's own masked latent restoration with the decoder's error taken out. Beside the image the discriminator sees
+frozen ImageNet features, if the extra ``features`` is installed; the distance of those features to the nearest of the training
+normals is a second witness. Both are measured in units of their spread over normals that were not trained on, and added.
+
+Map: softplus of the sum, 0 outside the anatomy. Image score: the mean of the map's highest ``top`` pixels. The paper's own score
+and map remain: ``paper``.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reshift.config import Frozen
+from reshift.core.augment import random_affine
+from reshift.core.filters import gaussian_blur
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.dmd import DMD
+from reshift.methods.dmd_settings import DMDSettings
+from reshift.methods.shifts import SOURCES, Source, enclosed, shift
+from reshift.nets.dense import DenseDiscriminator
+from reshift.nets.features import EXTRA
+from reshift.nets.patches import DIMS, as_rows, feature_net, greedy_coreset, nearest, patch_features
+
+FEATURE_CHANNELS = {"efficientnet-lite0": (24, 40, 112), "off": ()}
+PASS = 16  # images looked at at once where nothing is learned
+RESTORATION = "restoration"
+
+SourceName = Literal["offset", "gain", "swap", "mix", "texture", "restoration"]
+
+
+class ReshiftSettings(Frozen):
+    """What is discriminated, by what network, and how the two witnesses become a map and a score."""
+
+    steps: int = Field(2000, ge=0)  # of the discriminator
+    members: int = Field(3, ge=1)  # discriminators, trained beside each other on their own shifts; their logits are averaged
+    widths: Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], Field(min_length=4)] = (32, 64, 128, 256)
+    sources: tuple[SourceName, ...] = ("offset", "gain", "swap", "mix", "texture", "restoration")
+    smallest: float = Field(0.023, gt=0.0)  # radius of a blob, in sides of the image
+    largest: float = Field(0.35, gt=0.0)
+    untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
+    degrees: float = Field(8.0, ge=0.0)  # augmentation
+    move: float = Field(0.06, ge=0.0)
+    zoom: float = Field(0.12, ge=0.0, lt=1.0)
+    features: Literal["auto", "efficientnet-lite0", "off"] = "auto"  # auto: what is installed; the bundle says which it was
+    bank: int = Field(8192, ge=2)  # patches of normals remembered
+    sample: int = Field(100_000, ge=1)
+    blur: float = Field(2.3, ge=0.0)  # σ of the distance map, pixels of a 128-pixel map
+    flips: bool = True  # average with the mirrored image
+    top: float = Field(0.02, gt=0.0, le=1.0)
+    dmd: DMDSettings = DMDSettings(stage1_epochs=100, stage2_epochs=100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _installed(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("features", "auto") == "auto":
+            values = {**values, "features": "efficientnet-lite0" if find_spec(EXTRA) else "off"}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ReshiftSettings":
+        if not self.sources or len(set(self.sources)) < len(self.sources):
+            raise ValueError(f"sources {list(self.sources)} must be some, and each once")
+        if self.smallest > self.largest:
+            raise ValueError(f"smallest {self.smallest} exceeds largest {self.largest}")
+        return self
+
+
+class Reshift(nn.Module):
+    """The detector; see the module's docstring."""
+
+    Settings: ClassVar[type[Frozen]] = ReshiftSettings
+    bf16: ClassVar[bool] = True
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"train": {"batch": 32, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05}},
+        "quick": {
+            "train": {"batch": 8, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05},
+            "model": {
+                "steps": 300, "members": 1, "widths": [16, 32, 64, 128], "bank": 2048, "sample": 20_000,
+                "sources": ["offset", "gain", "swap", "mix", "texture"],
+            },
+        },
+    }  # fmt: skip
+    bank: Tensor
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, settings: ReshiftSettings, size: int, channels: int) -> None:
+        super().__init__()
+        s = self.settings = settings
+        deepest = 2 ** (len(s.widths) - 1)
+        if size % deepest:
+            raise ValueError(f"data.size {size} is not a multiple of {deepest}, which {len(s.widths)} widths need")
+        self.size, self.restores = size, RESTORATION in s.sources
+        self.dmd = DMD(s.dmd, size, channels) if self.restores else nn.Identity()
+        seen = FEATURE_CHANNELS[s.features]
+        self.members = nn.ModuleList(DenseDiscriminator(channels, s.widths, seen) for _ in range(s.members))
+        if seen:
+            feature_net(s.features, "cpu")  # missing weights show now
+        self.register_buffer("bank", torch.zeros(s.bank if seen else 0, DIMS.get(s.features, 0)))
+        self.register_buffer("centre", torch.zeros(2))  # of the witnesses over unseen normals: discriminator, distance
+        self.register_buffer("spread", torch.ones(2))
+
+    def notes(self) -> list[str]:
+        """What a user should know of this model."""
+        if self.settings.features != "off":
+            return []
+        return ["trained without pretrained features, which find more: pip install 'reshift[features]' and train again"]
+
+    # ---- training --------------------------------------------------------------------------------------------------
+
+    def stages(self) -> Sequence[Stage]:
+        """The paper's two stages, the memory of normal patches, and the discriminators."""
+        s = self.settings
+        learned = s.model_dump(mode="json", exclude={"dmd", "bank", "sample", "blur", "flips", "top"})
+        decided = {"what": "dense shift discriminator", **learned}
+        objectives = tuple(Objective((member,), partial(self._discriminate, i)) for i, member in enumerate(self.members))
+        stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
+        if len(self.bank):
+            facts = {"what": "coreset of unit patches", "features": s.features, "bank": s.bank, "sample": s.sample}
+            stages.append(Stage("memory", 0, (), self._remember, facts))
+        return (*stages, Stage("discriminator", 0, objectives, None, decided, s.steps))
+
+    def _remember(self, images: Iterable[Tensor]) -> None:
+        """Fill the bank from a fair sample of all training patches: the lowest of random keys stay."""
+        generator = torch.Generator().manual_seed(0)
+        rows, keys = self.bank[:0], torch.empty(0, device=self.bank.device)
+        for x in images:
+            new = torch.cat([as_rows(self._patches(self._maps(part))) for part in x.split(PASS)])
+            rows = torch.cat([rows, new])
+            keys = torch.cat([keys, torch.rand(len(new), generator=generator).to(keys.device)])
+            kept = keys.topk(min(len(keys), self.settings.sample), largest=False).indices.sort().values
+            rows, keys = rows[kept], keys[kept]
+        self.bank.copy_(rows[greedy_coreset(rows, len(self.bank))])
+
+    def _sources(self) -> dict[str, Source]:
+        known = {**SOURCES, RESTORATION: self._restoration}
+        return {name: known[name] for name in self.settings.sources}
+
+    def _restoration(self, x: Tensor, _other: Tensor, step: Step) -> Tensor:
+        return x + self.dmd.reconstruction_shift(x, step) if isinstance(self.dmd, DMD) else x
+
+    def _discriminate(self, member: int, x: Tensor, step: Step) -> dict[str, Tensor]:
+        """Pixel-wise cross-entropy inside the anatomy, on freshly shifted, augmented normals."""
+        s = self.settings
+        with torch.no_grad():
+            both = torch.cat([x, x.roll(1, 0)])
+            both = random_affine(both, step.uniform(len(x), 10).view(-1, 5), s.degrees, s.move, s.zoom)
+            x, other = both.chunk(2)
+            found = shift(
+                _photometric(x, step), other, self._sources(), step,
+                smallest=s.smallest, largest=s.largest, untouched=s.untouched,
+            )  # fmt: skip
+            maps = self._maps(found.image)
+        logits = self.members[member](found.image, maps).to(x.dtype)
+        errors = F.binary_cross_entropy_with_logits(logits, found.where, reduction="none") * found.inside
+        return {"loss": errors.sum() / found.inside.sum().clamp(min=1.0)}
+
+    def settle(self, images: Iterable[Tensor]) -> None:
+        """See normals that were not trained on: centre and spread of both witnesses inside the anatomy."""
+        n, total, squares = 0.0, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        for x in (part for batch in images for part in batch.split(PASS)):
+            inside = enclosed(x).double()
+            for i, witness in enumerate(self._witnesses(x)):
+                total[i] += float((witness.double() * inside).sum())
+                squares[i] += float((witness.double().square() * inside).sum())
+            n += float(inside.sum())
+        mean = total / max(n, 1.0)
+        self.centre.copy_(mean)
+        self.spread.copy_((squares / max(n, 1.0) - mean.square()).clamp(min=1e-12).sqrt())
+
+    # ---- inference -------------------------------------------------------------------------------------------------
+
+    def _maps(self, x: Tensor) -> list[Tensor]:
+        """Frozen features, never in half precision: distances want their digits. None without the extra."""
+        if not len(self.bank):
+            return []
+        with torch.autocast(x.device.type, enabled=False):
+            return feature_net(self.settings.features, str(self.bank.device)).maps(x.float())
+
+    def _patches(self, maps: list[Tensor]) -> Tensor:
+        return patch_features(maps, unit=True)
+
+    def _witnesses(self, x: Tensor) -> list[Tensor]:
+        """Mean logit of the discriminators and distance to normal patches, ``(B, 1, H, W)`` each."""
+        maps = self._maps(x)
+        logits = self._logits(x, maps)
+        if self.settings.flips:
+            logits = (logits + self._logits(x.flip(-1), self._maps(x.flip(-1))).flip(-1)) / 2.0
+        if not maps:
+            return [logits]
+        patches = self._patches(maps)
+        distance = nearest(as_rows(patches), self.bank)[0].view(len(x), 1, *patches.shape[-2:])
+        enlarged = F.interpolate(distance, size=x.shape[-2:], mode="bilinear")
+        return [logits, gaussian_blur(enlarged, self.settings.blur * self.size / 128)]
+
+    def _logits(self, x: Tensor, maps: list[Tensor]) -> Tensor:
+        return torch.stack([member(x, maps).float() for member in self.members]).mean(0)
+
+    def predict(self, x: Tensor) -> Prediction:
+        """Both witnesses in units of their spread, added."""
+
+        def one(images: Tensor) -> Prediction:
+            parts = [(w - c) / s for w, c, s in zip(self._witnesses(images), self.centre, self.spread, strict=False)]
+            heatmap = (F.softplus(torch.stack(parts).sum(0)) * enclosed(images))[:, 0]
+            pixels = heatmap.flatten(1)
+            highest = pixels.topk(max(1, round(self.settings.top * pixels.shape[1])), dim=1).values
+            return Prediction(highest.mean(1), heatmap)
+
+        return batch_invariant(one, x)
+
+    def paper(self, x: Tensor) -> Prediction:
+        """The paper's own score and restoration map, from the same model."""
+        if not isinstance(self.dmd, DMD):
+            raise ValueError("this model was trained without the source 'restoration', so it has no restoration map")
+        return self.dmd.predict(x)
+
+    def pseudo_healthy(self, x: Tensor) -> Tensor:
+        """The paper's restorations, where there are any; otherwise the images themselves."""
+        return self.dmd.pseudo_healthy(x) if isinstance(self.dmd, DMD) else x
+
+
+def _photometric(x: Tensor, step: Step) -> Tensor:
+    """Another exposure: gamma, gain and a little noise, so that brightness alone is no shift."""
+    b = len(x)
+    gamma, amount = 0.8 + 0.45 * step.uniform(b, 1, 1, 1), 0.85 + 0.33 * step.uniform(b, 1, 1, 1)
+    unit = ((x + 1.0) / 2.0).clamp(0.0, 1.0).pow(gamma) * amount
+    return (2.0 * (unit + 0.02 * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)) - 1.0).clamp(-1.0, 1.0)

@@ -1,0 +1,50 @@
+"""The dense shift discriminator: a U-Net that says at every pixel how shifted it looks, with frozen features beside the image."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(max(1, min(8, channels // 4)), channels)
+
+
+def _block(c_in: int, c_out: int) -> nn.Sequential:
+    """Convolution, GroupNorm, SiLU, twice."""
+    layers: list[nn.Module] = []
+    for a in (c_in, c_out):
+        layers += [nn.Conv2d(a, c_out, 3, padding=1), _norm(c_out), nn.SiLU()]
+    return nn.Sequential(*layers)
+
+
+class DenseDiscriminator(nn.Module):
+    """One width per level. ``features`` are the channels of frozen maps that join the levels below the first, in order."""
+
+    def __init__(self, channels: int, widths: Sequence[int], features: Sequence[int] = ()) -> None:
+        super().__init__()
+        if len(features) >= len(widths):
+            raise ValueError(f"{len(features)} feature maps need at least {len(features) + 1} widths, not {len(widths)}")
+        self.down = nn.ModuleList(_block(a, b) for a, b in pairwise((channels, *widths)))
+        halves = [(c, max(8, c_level // 2)) for c, c_level in zip(features, widths[1:], strict=False)]
+        self.adapt = nn.ModuleList(nn.Sequential(nn.Conv2d(c, half, 1), _norm(half), nn.SiLU()) for c, half in halves)
+        self.join = nn.ModuleList(_block(level + half, level) for level, (_, half) in zip(widths[1:], halves, strict=False))
+        self.up = nn.ModuleList(_block(deep + shallow, shallow) for shallow, deep in reversed(list(pairwise(widths))))
+        self.head = nn.Conv2d(widths[0], 1, 1)
+
+    def forward(self, x: Tensor, maps: Sequence[Tensor] = ()) -> Tensor:
+        """``x (B, C, H, W)`` and its frozen ``maps`` → logits ``(B, 1, H, W)``."""
+        skips = list[Tensor]()
+        for level, block in enumerate(self.down):
+            x = block(F.avg_pool2d(x, 2) if level else x)
+            if 0 < level <= len(self.adapt):
+                seen = F.interpolate(self.adapt[level - 1](maps[level - 1]), size=x.shape[-2:], mode="bilinear")
+                x = self.join[level - 1](torch.cat([x, seen], dim=1))
+            skips.append(x)
+        skips.pop()
+        for block in self.up:
+            x = block(torch.cat([F.interpolate(x, scale_factor=2.0, mode="bilinear"), skips.pop()], dim=1))
+        logits: Tensor = self.head(x)
+        return logits
