@@ -32,6 +32,11 @@ class Bundle(NamedTuple):
     facts: dict[str, Any]  # trained on what, when, for how long
     fingerprint: str  # of the weights
 
+    def notes(self) -> list[str]:
+        """What the method itself wants its users to know."""
+        said = getattr(self.detector, "notes", None)
+        return said() if said is not None else []
+
 
 def build(config: Config) -> Detector:
     """Make the untrained detector that ``config`` describes; the same seed gives the same initial weights."""

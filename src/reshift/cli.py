@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from reshift import __version__
+from reshift.cli_data import register
 from reshift.errors import Stopped, UserError
 
 app = typer.Typer(
@@ -77,9 +78,29 @@ def train(
     layers += [{"train": {"device": device}}] if device else []
     bundle = train_run(resolve(method, profile, layers), data, out, resume=resume)
     if os.environ.get("RANK", "0") == "0":
-        calibration = load_bundle(bundle).calibration
-        _warn(calibration.warnings() if calibration else [])
+        trained = load_bundle(bundle)
+        _warn(trained.notes() + (trained.calibration.warnings() if trained.calibration else []))
         typer.echo(f"bundle: {bundle}")
+
+
+@app.command()
+def select(
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG.toml…", help="the candidates; each is named by its file")],
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="folder for the runs and the ranking; a re-run continues there")],
+    profile: Annotated[str, typer.Option(help="what the configs start from: paper or quick")] = "paper",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: Device = "auto",
+) -> None:
+    """Rank configurations by what they find of synthetic shifts in held-out normals. Reads no test image and no label."""
+    from reshift.config import read_toml
+    from reshift.pipeline import resolve
+    from reshift.select import Candidate, table
+    from reshift.select import select as run
+
+    common = {"seed": seed, "train": {"device": device}}
+    candidates = [Candidate(path.stem, resolve(None, profile, [read_toml(path), common])) for path in configs]
+    typer.echo(table(run(candidates, data, out, seed=seed)))
 
 
 @app.command()
@@ -213,6 +234,9 @@ def methods(as_json: AsJson = False) -> None:
         return
     for name, entry in METHODS.items():
         typer.echo(f"{name:14} {entry.summary}")
+
+
+register(app)  # prepare, datasets
 
 
 def _acquisition(known: Any) -> str:

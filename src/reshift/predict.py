@@ -18,7 +18,7 @@ from reshift.config import parse
 from reshift.data.image import Image
 from reshift.data.manifest import Case
 from reshift.data.prepare import Prepared, prepare, restore
-from reshift.data.read import read_image
+from reshift.data.read import read_picture
 from reshift.data.source import ahead
 from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
@@ -141,10 +141,11 @@ class Model:
             return None
 
     def warnings(self) -> list[str]:
-        """What this installation leaves out, one line each."""
+        """What the model's training and this installation leave out, one line each."""
+        notes = self.bundle.notes()
         if self.acquisition is None or self.acquisition.features is None or self.embedder is not None:
-            return []
-        return [f"images are compared with the training images by grey values only. {self.without_features}"]
+            return notes
+        return [*notes, f"images are compared with the training images by grey values only. {self.without_features}"]
 
 
 def load_model(path: Path, device: str = "auto", reference: str | None = None) -> Model:
@@ -159,7 +160,7 @@ def normal_scores(model: Model, cases: Sequence[Case], label: str) -> NormalScor
     """Score normal images."""
     scores, pixels, descriptors, features = list[float](), PixelHistogram(), list[NDArray[np.float64]](), []
     with progress(label, len(cases)) as advance:
-        loading = ahead(lambda case: model.prepare(read_image(case.image)), cases)
+        loading = ahead(lambda case: model.prepare(read_picture(case.image, case.slice)), cases)
         for group in grouped(loading, model.batch):
             batch = np.stack([future.result().pixels for _, future in group])
             batch_scores, maps = model.run(batch)
@@ -191,7 +192,7 @@ def grouped(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def _image(item: Any) -> Image:
     """Whatever a caller may hold → Image."""
     if isinstance(item, str | Path):
-        return read_image(Path(item))
+        return read_picture(Path(item))
     array = np.asarray(item)
     bits = {np.dtype(np.uint8): 8, np.dtype(np.bool_): 8, np.dtype(np.uint16): 16}.get(array.dtype, 32)
     if array.ndim == 2:
