@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 TINY_DMD: dict[str, Any] = {  # all of the method, in a second
+    "method": "dmd",
     "data": {"size": 32, "holdout": 0.25},
     "train": {"batch": 8, "log_every": 5},
     "calibrate": {"features": "off"},  # a network of its own, and slower than all the rest

@@ -57,7 +57,7 @@ def test_too_little_to_train_on(run_cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     one = save(noise(), tmp_path / "one" / "a.png").parent
     for data, expected in (
-        (tmp_path / "empty", "no PNG, JPEG or TIFF images"),
+        (tmp_path / "empty", "no PNG, JPEG, TIFF, NIfTI or DICOM images"),
         (one, "at least 8"),
         (tmp_path / "no", "no such"),
     ):
@@ -94,7 +94,7 @@ def test_mixed_sizes_and_depths_train(run_cli: Cli, tmp_path: Path) -> None:
     [
         (["--set", "train.lrr=1"], "unknown setting 'train.lrr'; did you mean 'train.lr'?"),
         (["--set", "trian.lr=1"], "unknown setting 'trian'; did you mean 'train'?"),
-        (["--set", "model.stage1_epoch=1"], "unknown setting 'model.stage1_epoch'; did you mean 'model.stage1_epochs'?"),
+        (["--set", "model.step=1"], "unknown setting 'model.step'; did you mean 'model.steps'?"),
         (["--set", "train.lr=fast"], "setting 'train.lr' = 'fast'"),
         (["--set", "train.lr"], "--set train.lr: write it as key=value"),
         (["--set", "data=7"], "setting 'data' = 7"),

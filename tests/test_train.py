@@ -39,9 +39,9 @@ def config(**changes: Any) -> Config:
 
 def toml(folder: Path) -> Path:
     path = folder / "tiny.toml"
-    lines = [
-        f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items()) for table, values in TINY_DMD.items()
-    ]
+    tables = {table: values for table, values in TINY_DMD.items() if isinstance(values, dict)}
+    lines = [f'method = "{TINY_DMD["method"]}"\n']
+    lines += [f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items()) for table, values in tables.items()]
     path.write_text("\n".join(lines))
     return path
 

@@ -90,7 +90,7 @@ class MADAD(nn.Module):
             "train": {"batch": 16, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
             "model": {
                 "autoencoder_epochs": 60, "autoencoder_rate": 1.0, "autoencoder_width": 8, "autoencoder_blocks": 1,
-                "denoiser_epochs": 100, "widths": [32, 64, 128], "blocks": 1,
+                "denoiser_epochs": 100, "widths": [32, 64, 128], "blocks": 1, "mask_weight": 1.0,
             },
         },
     }  # fmt: skip
