@@ -4,8 +4,8 @@
     python benchmarks/baselines.py DATA OUT --sets lgg_flair busi --methods my.toml other.toml [--bank]
 
 A method is one of the table below, or a config file, which is named by its stem; ``--bank`` adds what ``reshift select`` says.
-DATA holds a folder per set with its manifest.csv. Each cell is one JSON file in OUT; finished cells are not run again. The authors'
-numbers of epochs (configs/) are far more than these: the updates are in the table below and in every cell.
+DATA holds a folder per set with its manifest.csv. Each cell is one JSON file in OUT; finished cells are not run again. The
+authors' numbers of epochs (configs/) are far more than these: the updates are in the table below and in every cell.
 """
 
 import argparse
