@@ -54,7 +54,7 @@ def test_stages_in_order_each_member_by_itself() -> None:
     assert stages[-1].steps == 2
     assert [o.modules for o in stages[-1].objectives] == [(member,) for member in model.members]
     assert [stage.name for stage in build(sources=("offset",), features="off").stages()] == ["discriminator"]
-    for change in ({"blur": 1.0}, {"flips": False}, {"top": 0.5}, {"bank": 16}):
+    for change in ({"blur": 1.0}, {"distance_weight": 1.0}, {"flips": False}, {"top": 0.5}, {"bank": 16}):
         assert build(**change).stages()[-1].decided_by == stages[-1].decided_by
     assert build(sources=("offset",)).stages()[-1].decided_by != stages[-1].decided_by
 
@@ -112,7 +112,7 @@ def test_settling_centres_both_witnesses_on_unseen_normals() -> None:
             assert float(spread) == pytest.approx(float(witness[inside].std()), rel=1e-3)
 
 
-def test_the_map_is_the_sum_of_z_scores_and_the_score_its_highest_pixels() -> None:
+def test_the_map_is_the_weighted_mean_of_z_scores_and_the_score_its_highest_pixels() -> None:
     model = build(sources=("offset",), top=0.1)
     model.eval()
     x = images(1, seed=3)
@@ -121,8 +121,8 @@ def test_the_map_is_the_sum_of_z_scores_and_the_score_its_highest_pixels() -> No
         model.settle([images(6, seed=5)])
         logits, distance = model._witnesses(x)
         found = model.predict(x)
-    z = (logits - model.centre[0]) / model.spread[0] + (distance - model.centre[1]) / model.spread[1]
-    expected = F.softplus(z) * enclosed(x)
+    z, nn = (logits - model.centre[0]) / model.spread[0], (distance - model.centre[1]) / model.spread[1]
+    expected = F.softplus((z + 3.0 * nn) / 4.0) * enclosed(x)
     torch.testing.assert_close(found.heatmap, expected[:, 0])
     assert float(found.heatmap[:, :4].max()) == 0.0  # nothing above the head
     highest = sorted(expected.flatten().tolist(), reverse=True)[: round(0.1 * SIZE * SIZE)]

@@ -4,9 +4,9 @@ The paper's classifier tells whole images from their decoded restorations, which
 is dense: parts of normal images are shifted, and it says, per pixel, where. Shifts come from several sources (methods/shifts.py),
 among them the paper's own masked latent restoration with the decoder's error taken out. Beside the image the discriminator sees
 frozen ImageNet features, if the extra ``features`` is installed; the distance of those features to the nearest of the training
-normals is a second witness. Both are measured in units of their spread over normals that were not trained on, and added.
+normals is a second witness. Both are measured in units of their spread over normals that were not trained on, and averaged.
 
-Map: softplus of the sum, 0 outside the anatomy. Image score: the mean of the map's highest ``top`` pixels. The paper's own score
+Map: softplus of that average, 0 outside the anatomy. Image score: the mean of the map's highest ``top`` pixels. The paper's own score
 and map remain: ``paper``.
 """
 
@@ -55,6 +55,7 @@ class ReshiftSettings(Frozen):
     bank: int = Field(8192, ge=2)  # patches of normals remembered
     sample: int = Field(100_000, ge=1)
     blur: float = Field(2.3, ge=0.0)  # σ of the distance map, pixels of a 128-pixel map
+    distance_weight: float = Field(3.0, ge=0.0)  # of the distance, beside 1 for the discriminators; see docs/research.md
     flips: bool = True  # average with the mirrored image
     top: float = Field(0.02, gt=0.0, le=1.0)
     dmd: DMDSettings = DMDSettings(stage1_epochs=100, stage2_epochs=100)
@@ -121,7 +122,7 @@ class Reshift(nn.Module):
     def stages(self) -> Sequence[Stage]:
         """The paper's two stages, the memory of normal patches, and the discriminators."""
         s = self.settings
-        learned = s.model_dump(mode="json", exclude={"dmd", "bank", "sample", "blur", "flips", "top"})
+        learned = s.model_dump(mode="json", exclude={"dmd", "bank", "sample", "blur", "distance_weight", "flips", "top"})
         decided = {"what": "dense shift discriminator", **learned}
         objectives = tuple(Objective((member,), partial(self._discriminate, i)) for i, member in enumerate(self.members))
         stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
@@ -207,11 +208,13 @@ class Reshift(nn.Module):
         return torch.stack([member(x, maps).float() for member in self.members]).mean(0)
 
     def predict(self, x: Tensor) -> Prediction:
-        """Both witnesses in units of their spread, added."""
+        """Both witnesses in units of their spread, averaged by weight."""
 
         def one(images: Tensor) -> Prediction:
-            parts = [(w - c) / s for w, c, s in zip(self._witnesses(images), self.centre, self.spread, strict=False)]
-            heatmap = (F.softplus(torch.stack(parts).sum(0)) * enclosed(images))[:, 0]
+            z = [(w - c) / s for w, c, s in zip(self._witnesses(images), self.centre, self.spread, strict=False)]
+            weight = self.settings.distance_weight
+            mean = z[0] if len(z) == 1 else (z[0] + weight * z[1]) / (1.0 + weight)
+            heatmap = (F.softplus(mean) * enclosed(images))[:, 0]
             pixels = heatmap.flatten(1)
             highest = pixels.topk(max(1, round(self.settings.top * pixels.shape[1])), dim=1).values
             return Prediction(highest.mean(1), heatmap)
