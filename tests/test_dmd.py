@@ -11,7 +11,8 @@ from reshift.core.anomaly import residual_map, upsample_mask
 from reshift.core.diffusion import clean_estimate, masked_forward
 from reshift.core.schedule import at
 from reshift.methods.detector import Step
-from reshift.methods.dmd import DMD, DMDSettings
+from reshift.methods.dmd import DMD
+from reshift.methods.dmd_settings import DMDSettings
 
 SMALL: dict[str, Any] = {
     "widths": (8, 16), "d_z": 8, "codes": 16, "unet_widths": (16, 32), "classifier_widths": (8, 8, 8), "classifier_hidden": 8,

@@ -10,9 +10,9 @@ import pytest
 
 from helpers import BRIGHTNESS, Cli, assert_nothing_half_written, labelled, read_records, refused, run_process, save_many, start
 
-TINY_DMD = ("--method", "dmd", "--profile", "quick", "--set", "data.size=32", "--set", "model.widths=[8,8]", "--set", "model.unet_widths=[8,8]",
-            "--set", "model.classifier_widths=[8]", "--set", "model.mask_side=2", "--set", "model.stage1_epochs=1",
-            "--set", "model.stage2_epochs=1")  # fmt: skip
+TINY_DMD = ("--method", "dmd", "--profile", "quick", "--set", "data.size=32", "--set", "model.widths=[8,8]",
+            "--set", "model.unet_widths=[8,8]", "--set", "model.classifier_widths=[8]", "--set", "model.mask_side=2",
+            "--set", "model.stage1_epochs=1", "--set", "model.stage2_epochs=1")  # fmt: skip
 SLOWLY = """
 import time, reshift.score as module
 write = module._written

@@ -56,7 +56,7 @@ ROW = "images/000.png,,a,0,train,"
         ([ROW], "image,mask,subject,lable,split,note", r"unknown column 'lable'; did you mean 'label'\?"),
         ([ROW], "image,mask,subject,label,split,split", "column 'split' 2 times"),
         ([ROW], "mask,subject,label,split,note", "no 'image' column"),
-        (["images/000.png;;a;0;train;"], COLUMNS.replace(",", ";"), "unknown column .*known: image, label"),
+        (["images/000.png;;a;0;train;"], COLUMNS.replace(",", ";"), "unknown column .*known: ignore, image, label"),
         ([], COLUMNS, "lists no images"),
         ([ROW, "images/001.png,,a"], COLUMNS, "line 3: wrong number of fields"),
         ([ROW, "images/001.png,,b,0,train,one,two"], COLUMNS, "line 3: wrong number of fields"),

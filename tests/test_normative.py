@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from reshift.methods.dmd import DMD, DMDSettings
+from reshift.methods.dmd import DMD
+from reshift.methods.dmd_settings import DMDSettings
 from reshift.nets.lpips import Lpips
 from reshift.normative import (
     WINDOW,

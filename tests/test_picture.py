@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshift.picture import RAMP, colours, grey, overlay
+from reshift.picture import RAMP, colours, grey, montage, overlay, tile
 
 some = settings(deadline=None, max_examples=50)
 
@@ -81,3 +81,25 @@ def test_grey_uses_the_whole_range_and_survives_a_flat_image(channels: int) -> N
     assert (shown.min(), shown.max()) == (0, 255)
     assert (np.diff(shown.ravel().astype(int)) >= 0).all()
     assert (grey(np.full((8, 8, channels), 7.0, dtype=np.float32)) == 0).all()
+
+
+def test_a_window_keeps_slices_comparable() -> None:
+    dim = np.linspace(0, 100, 64, dtype=np.float32).reshape(8, 8, 1)
+    assert grey(dim).max() == 255
+    assert grey(dim, (0.0, 200.0)).max() == 127
+    blank = np.zeros((8, 8), dtype=np.float32)
+    np.testing.assert_array_equal(overlay(dim, blank, 1.0, (0.0, 200.0))[..., 0], grey(dim, (0.0, 200.0)))
+
+
+def test_tiles_keep_proportions_and_order() -> None:
+    white = np.full((20, 40, 3), 255, dtype=np.uint8)
+    seen = tile(white, (4.0, 1.0), 64, "")  # 80 mm × 40 mm
+    assert seen.shape == (64, 64, 3)
+    assert [int((seen > 0).any((axis, 2)).sum()) for axis in (1, 0)] == [64, 32]
+    labelled = tile(np.zeros((20, 20, 3), dtype=np.uint8), (1.0, 1.0), 64, "12 *")
+    assert (labelled[:16, :40] > 200).any()
+    assert not labelled[32:].any()
+    tiles = [np.full((4, 4, 3), i + 1, dtype=np.uint8) for i in range(7)]
+    laid = montage(tiles)
+    assert laid[::4, ::4, 0].tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
+    assert montage(tiles[:1]).shape == (4, 4, 3)

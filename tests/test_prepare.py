@@ -40,7 +40,8 @@ def test_shape_and_range(height: int, width: int, bits: int, channels: int, size
     [((40, 60), (0, 10, 40)), ((60, 40), (10, 0, 40)), ((41, 60), (0, 9, 41)), ((61, 40), (10, 0, 40)), ((33, 33), (0, 0, 33))],
 )
 def test_the_crop_is_the_largest_centred_square(shape: tuple[int, int], expected: tuple[int, int, int]) -> None:
-    assert square(*shape) == Geometry(*shape, *expected)
+    top, left, side = expected
+    assert square(*shape) == Geometry(*shape, top, left, side, side)
 
 
 def test_what_the_crop_leaves_out_is_not_seen() -> None:
@@ -66,8 +67,8 @@ def test_a_picture_of_the_right_size_is_not_resampled() -> None:
 def test_the_mask_follows_the_image(height: int, width: int, size: int, data: st.DataObject) -> None:
     """An L-shape, which no flip or turn maps to itself, drawn into both, ends up at one place."""
     geometry, arm = square(height, width), min(height, width) // 4
-    top = geometry.top + data.draw(st.integers(0, geometry.side - 2 * arm))
-    left = geometry.left + data.draw(st.integers(0, geometry.side - 2 * arm))
+    top = geometry.top + data.draw(st.integers(0, geometry.rows - 2 * arm))
+    left = geometry.left + data.draw(st.integers(0, geometry.rows - 2 * arm))
     mask = np.zeros((height, width), dtype=bool)
     mask[top : top + 2 * arm, left : left + arm // 2 + 1] = mask[top : top + arm // 2 + 1, left : left + 2 * arm] = True
     seen = prepare(image(mask * np.uint8(255)), DataConfig(size=size)).pixels[0] > 0
@@ -96,9 +97,9 @@ def test_a_peak_returns_to_its_own_pixel(height: int, width: int, data: st.DataO
     assert native.shape == (height, width)
     assert native.dtype == np.float32
     outside = np.isnan(native)
-    assert outside.sum() == height * width - geometry.side**2
+    assert outside.sum() == height * width - geometry.rows**2
     found = np.argwhere(native == np.nanmax(native)).mean(0)
-    scale = geometry.side / size
+    scale = geometry.rows / size
     expected = geometry.top + (row + 0.5) * scale - 0.5, geometry.left + (col + 0.5) * scale - 0.5
     np.testing.assert_allclose(found, expected, atol=max(1.0, scale))
 

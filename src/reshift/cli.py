@@ -1,17 +1,16 @@
 """The command line. Imports what a command needs when it runs, so that ``reshift --help`` imports no torch."""
 
-import json
 import os
 import signal
 import sys
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from reshift import __version__
-from reshift.cli_data import register
+from reshift import __version__, cli_data, cli_info
 from reshift.errors import Stopped, UserError
 
 app = typer.Typer(
@@ -23,9 +22,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 FAILED_CASES, INTERRUPTED = 3, 130
+_open = ExitStack()  # what a command has unpacked; main puts it away
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer shows only this child of it
 
-Data = Annotated[Path, typer.Option("--data", help="folder of normal images, manifest.csv, or MedIAnomaly data.json")]
+Data = Annotated[Path, typer.Option("--data", help="folder of normal images, manifest.csv, a known layout, or a zip of one")]
 Out = Annotated[Path, typer.Option("--out", help="output folder, created if needed")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, …")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
@@ -59,7 +59,7 @@ def demo(
 def train(
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="run folder, created if needed")],
-    method: Annotated[str | None, typer.Option(help="see 'reshift methods'; default dmd; or your own, module:Class")] = None,
+    method: Annotated[str | None, typer.Option(help="see 'reshift methods'; default reshift; or your own, module:Class")] = None,
     profile: Annotated[str, typer.Option(help="paper: the authors' settings; quick: minutes on two CPU cores")] = "paper",
     config: Annotated[Path | None, typer.Option(help="TOML file")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="e.g. train.lr=1e-4; repeatable")] = None,
@@ -76,7 +76,7 @@ def train(
     layers += [assignment(text) for text in set_ or ()]
     layers += [{"seed": seed}] if seed is not None else []
     layers += [{"train": {"device": device}}] if device else []
-    bundle = train_run(resolve(method, profile, layers), data, out, resume=resume)
+    bundle = train_run(resolve(method, profile, layers), _unpacked(data), out, resume=resume)
     if os.environ.get("RANK", "0") == "0":
         trained = load_bundle(bundle)
         _warn(trained.notes() + (trained.calibration.warnings() if trained.calibration else []))
@@ -100,7 +100,7 @@ def select(
 
     common = {"seed": seed, "train": {"device": device}}
     candidates = [Candidate(path.stem, resolve(None, profile, [read_toml(path), common])) for path in configs]
-    typer.echo(table(run(candidates, data, out, seed=seed)))
+    typer.echo(table(run(candidates, _unpacked(data), out, seed=seed)))
 
 
 @app.command()
@@ -108,7 +108,7 @@ def calibrate(bundle: BundlePath, data: Data, device: Device = "auto") -> None:
     """Set the thresholds and the p-value table anew from other normal images, without training."""
     from reshift.pipeline import calibrate_bundle
 
-    calibration = calibrate_bundle(bundle, data, device)
+    calibration = calibrate_bundle(bundle, _unpacked(data), device)
     chosen = calibration.reference
     typer.echo(
         f"image threshold {chosen.image_threshold:.6g}, pixel threshold {chosen.pixel_threshold:.6g}, {chosen.images} normals"
@@ -119,11 +119,13 @@ def calibrate(bundle: BundlePath, data: Data, device: Device = "auto") -> None:
 @app.command()
 def score(
     bundle: BundlePath,
-    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="images, folders, manifests")],
+    inputs: Annotated[
+        list[Path], typer.Argument(metavar="INPUT...", help="images, volumes, DICOM series, folders, zips, manifests")
+    ],
     out: Annotated[Path, typer.Option("--out", help="output folder; a re-run continues there")],
     device: Device = "auto",
 ) -> None:
-    """Score images: scores.jsonl, maps/ on each image's own pixels, overlays/. A bad case is recorded and the rest goes on."""
+    """Score images and volumes: scores.jsonl, maps/ on their own pixels or voxels, overlays/. A bad case is recorded."""
     from reshift.predict import load_model
     from reshift.score import score as run
 
@@ -132,7 +134,7 @@ def score(
         _warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
     else:
         _warn(model.bundle.calibration.warnings() + model.warnings())
-    summary = run(model, inputs, out)
+    summary = run(model, [_unpacked(path) for path in inputs], out)
     typer.echo(f"{summary.cases} cases, {summary.failures} failed: {out / 'scores.jsonl'}")
     _warn([summary.warning] if summary.warning else [])
     if summary.failures:
@@ -158,6 +160,7 @@ def evaluate(
     from reshift.evaluate import normative_indices
     from reshift.predict import load_model
 
+    data = _unpacked(data)
     cases = load_cases(data)
     tests = [case for case in cases if case.split == "test"]
     if not tests:
@@ -202,50 +205,15 @@ def figures(
         typer.echo(str(path))
 
 
-@app.command()
-def info(bundle: BundlePath, as_json: AsJson = False) -> None:
-    """Say what a bundle is: method, training data, thresholds, settings."""
-    from reshift.bundle import load_bundle
-
-    found = load_bundle(bundle)
-    known: dict[str, Any] = {
-        "method": found.config.method, "seed": found.config.seed, **found.facts, "model_sha256": found.fingerprint,
-        "parameters": sum(p.numel() for p in found.detector.parameters()),
-    }  # fmt: skip
-    if found.calibration is not None:
-        chosen = found.calibration.reference
-        known |= {"calibrated_on": f"{chosen.images} normals ({found.calibration.default})"}
-        known |= {"image_threshold": chosen.image_threshold, "pixel_threshold": chosen.pixel_threshold}
-        known |= {"acquisition": _acquisition(found.calibration.acquisition), "warnings": found.calibration.warnings()}
-    if as_json:
-        typer.echo(json.dumps({**known, "config": found.config.model_dump(mode="json")}, indent=1))
-        return
-    for key, value in known.items():
-        typer.echo(f"{key:16} {value}")
+cli_info.register(app)
+cli_data.register(app)
 
 
-@app.command()
-def methods(as_json: AsJson = False) -> None:
-    """List the methods."""
-    from reshift.methods import METHODS
+def _unpacked(path: Path) -> Path:
+    """A zipped folder is unpacked for as long as the command runs; anything else is what it is."""
+    from reshift.data.archive import opened
 
-    if as_json:
-        typer.echo(json.dumps({name: entry.summary for name, entry in METHODS.items()}, indent=1))
-        return
-    for name, entry in METHODS.items():
-        typer.echo(f"{name:14} {entry.summary}")
-
-
-register(app)  # prepare, datasets
-
-
-def _acquisition(known: Any) -> str:
-    """What a bundle compares new images with its training images by."""
-    if known is None:
-        return "not checked: too few training images"
-    if known.features is None:
-        return "by grey values; before training, pip install 'reshift[features]' adds image features"
-    return f"by grey values and {known.features.network} features"
+    return _open.enter_context(opened(path))
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
@@ -270,7 +238,8 @@ def main() -> None:
     given = sys.argv[1:] or ["--help"]
     debug = "--debug" in given
     try:
-        code = app(sorted(given, key="--debug".__ne__), standalone_mode=False)  # --debug is taken anywhere on the line
+        with _open:
+            code = app(sorted(given, key="--debug".__ne__), standalone_mode=False)  # --debug is taken anywhere on the line
     except (UserError, OSError, _UsageError) as err:
         if debug:
             raise

@@ -23,6 +23,10 @@ class DataConfig(Frozen):
     size: int = Field(128, ge=32, le=1024, description="side of the square the network sees, in pixels")
     channels: Literal[1, 3] = Field(1, description="1: everything becomes grey; 3: grey is repeated")
     scale: Literal["auto", "bits", "percentile"] = Field("auto", description="how grey values become [-1, 1]")
+    square: Literal["crop", "pad"] = Field("crop", description="how a picture becomes square: cut its sides, or add black ones")
+    min_foreground: float = Field(
+        0.1, ge=0.0, le=1.0, description="of a volume, slices with at least this share of its largest slice's foreground"
+    )
     holdout: float = Field(0.2, ge=0.0, lt=1.0, description="share of training subjects kept out for calibration")
     subject: str | None = Field(None, description="for plain folders: regex on the file name; its first group is the subject")
     memory_gb: float = Field(4.0, gt=0.0, description="keep prepared images in memory up to this size, stream beyond")
@@ -59,7 +63,7 @@ class CalibrateConfig(Frozen):
 class Config(Frozen):
     """Everything that decides a run; stored whole in the bundle. ``model`` is validated by the method's own settings class."""
 
-    method: str = "dmd"
+    method: str = "reshift"
     seed: int = Field(0, ge=0)
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from reshift.acquisition import Judged
-from reshift.data.manifest import Case
+from reshift.data.manifest import Case, expand
 from reshift.data.prepare import Prepared, prepare_mask
-from reshift.data.read import read_image, read_mask
+from reshift.data.read import read_picture, read_region
 from reshift.data.source import ahead
 from reshift.errors import UserError, reason
 from reshift.metrics.confidence import image_intervals, mean_interval, pixel_intervals
@@ -38,6 +38,7 @@ TRAINING_SAMPLE = 512  # training normals whose features AHI compares with
 class _Input(NamedTuple):
     prepared: Prepared
     mask: NDArray[np.bool_] | None
+    ignore: NDArray[np.bool_] | None
 
 
 class Evaluated(NamedTuple):
@@ -50,6 +51,7 @@ class Evaluated(NamedTuple):
     heatmap: NDArray[np.float32]
     features: NDArray[np.float32] | None  # the detector's embedding of the image, if it has one
     judged: Judged | None  # how like the training images it was taken
+    ignore: NDArray[np.bool_] | None  # pixels that take part in no figure; none of them is in the mask
 
 
 def evaluate(
@@ -64,10 +66,11 @@ def evaluate(
     reference = model.bundle.calibration.reference if model.bundle.calibration else None
     pixels = PixelMetrics(reference.pixel_threshold if reference else None)
     rows, shown, errors, features = list[dict[str, Any]](), list[ReportCase](), list[str](), list[NDArray[np.float32]]()
+    given, cases = len(cases), expand(cases, model.bundle.config.data, errors)
     with progress("evaluating", len(cases)) as advance:
         for item in _run(model, cases, errors):
             if item.mask is not None or item.case.label == 0:  # an abnormal image without a mask says nothing about pixels
-                pixels.add(item.heatmap, item.mask, subject=item.case.subject)
+                pixels.add(item.heatmap, item.mask, ignore=item.ignore, subject=item.case.subject)
             rows.append(_row(model, item) | {"arrays": f"arrays/{len(rows):05d}.npz"})
             _save_arrays(out / rows[-1]["arrays"], item)
             if indices is not None:
@@ -76,7 +79,7 @@ def evaluate(
             shown.append(_shown(model, item, rows[-1]))
             advance()
     if not rows:
-        raise UserError(f"none of the {len(cases)} test images could be scored; the first: {errors[0]}")
+        raise UserError(f"none of the {given} test images could be scored; the first: {errors[0]}")
     metrics = _metrics(model, rows, pixels, dataset, time.monotonic() - begun)
     metrics["normative"] = indices.result() if indices is not None else None
     metrics["warnings"] = warnings(model.bundle, rows, errors) + model.warnings()
@@ -99,9 +102,10 @@ def normative_indices(model: Model, training: Sequence[Case]) -> "NormativeIndic
         raise UserError(f"method '{model.bundle.config.method}' restores no images, so it has no normative indices")
     distance = lpips_alexnet(model.device) if os.environ.get("RESHIFT_LPIPS") else None
     indices = NormativeIndices(efficientnet_lite0(model.device), distance)
+    training = expand(training, model.bundle.config.data)
     chosen = np.random.default_rng(0).permutation(len(training))[:TRAINING_SAMPLE]
-    for i in chosen:
-        image = model.prepare(read_image(training[i].image)).pixels[None]
+    for i in sorted(chosen):  # slices of one volume together
+        image = model.prepare(read_picture(training[i].image, training[i].slice)).pixels[None]
         indices.add_training(torch.from_numpy(image).to(model.device))
     return indices
 
@@ -126,8 +130,8 @@ def _save(path: Path, writer: Callable[..., None], *arrays: Any, **named: Any) -
 def _save_arrays(path: Path, item: Evaluated) -> None:
     """Image, map and mask at network resolution: figures and comparisons are drawn from these, without the model."""
     grey = np.rint((item.pixels.mean(0) + 1.0) * 127.5).astype(np.uint8)
-    mask = {} if item.mask is None else {"mask": item.mask}
-    _save(path, np.savez_compressed, image=grey, heatmap=item.heatmap.astype(np.float16), **mask)
+    known = {name: region for name in ("mask", "ignore") if (region := getattr(item, name)) is not None}
+    _save(path, np.savez_compressed, image=grey, heatmap=item.heatmap.astype(np.float16), **known)
 
 
 def _save_pixels(out: Path, pixels: PixelMetrics) -> None:
@@ -142,14 +146,9 @@ def _save_pixels(out: Path, pixels: PixelMetrics) -> None:
 
 def _run(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Evaluated]:
     def load(case: Case) -> _Input:
-        prepared = model.prepare(read_image(case.image))
-        if case.mask is None:
-            return _Input(prepared, None)
-        try:
-            mask = prepare_mask(read_mask(case.mask), prepared.geometry, model.bundle.config.data.size)
-        except ValueError as err:
-            raise UserError(f"{case.mask}: {err}") from None
-        return _Input(prepared, mask)
+        prepared = model.prepare(read_picture(case.image, case.slice))
+        mask, ignore = (_region(model, path, case, prepared) for path in (case.mask, case.ignore))
+        return _Input(prepared, mask & ~ignore if mask is not None and ignore is not None else mask, ignore)
 
     for group in grouped(ahead(load, cases), model.batch):
         errors += [reason(err) for _, future in group if (err := future.exception()) is not None]
@@ -161,9 +160,18 @@ def _run(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Eva
         for i, ((case, item), score, heatmap) in enumerate(zip(good, *model.run(stack), strict=True)):
             if math.isfinite(score):
                 features = embedded[i] if embedded is not None else None
-                yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap, features, judged[i])
+                yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap, features, judged[i], item.ignore)
             else:
                 errors.append(f"{case.image}: the model's score is {score}; its training may have diverged")
+
+
+def _region(model: Model, path: Path | None, case: Case, prepared: Prepared) -> NDArray[np.bool_] | None:
+    if path is None:
+        return None
+    try:
+        return prepare_mask(read_region(path, case.image, case.slice), prepared.geometry, model.bundle.config.data.size)
+    except ValueError as err:
+        raise UserError(f"{path}: {err}") from None
 
 
 def _row(model: Model, item: Evaluated) -> dict[str, Any]:

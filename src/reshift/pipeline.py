@@ -14,7 +14,7 @@ from reshift.acquisition import Acquisition, fit_acquisition, fit_features
 from reshift.bundle import Bundle, build, load_bundle, save_bundle, save_calibration
 from reshift.calibrate import Calibration, reference
 from reshift.config import Config, merge, parse
-from reshift.data.manifest import Case, fingerprint, hold_out, load_cases
+from reshift.data.manifest import Case, expand, fingerprint, hold_out, load_cases
 from reshift.data.source import Source, check_images
 from reshift.errors import UserError
 from reshift.predict import Model, NormalScores, normal_scores
@@ -42,7 +42,8 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
     device = pick_device(config.train.device)
     with processes(device) as place:
         detector = build(config)  # a mistake in the settings shows before any image is read
-        kept, held = split_normals(load_cases(data, config.data.subject), config, data)
+        learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
+        kept, held = split_normals(expand(learned, config.data), config, data)
         writable_folder(out)
         stamp: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": fingerprint([*kept, *held])}
         _claim(out, stamp, resume=resume)
@@ -74,6 +75,7 @@ def calibrate_bundle(folder: Path, data: Path, device: str = "auto") -> Calibrat
         raise UserError(f"{data}: has no normal images outside its test split to calibrate with")
     settings = bundle.config.calibrate
     model = Model(bundle, device)
+    cases = expand(cases, bundle.config.data)
     found = normal_scores(model, cases, "calibrating")
     before = bundle.calibration.training if bundle.calibration else None
     known = bundle.calibration.acquisition if bundle.calibration else None

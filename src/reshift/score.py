@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -15,13 +16,16 @@ from reshift.acquisition import run_warning
 from reshift.bundle import Bundle
 from reshift.data.image import Image
 from reshift.data.manifest import load_cases
+from reshift.data.nifti import SUFFIXES as NIFTI
 from reshift.data.prepare import Prepared
-from reshift.data.read import list_images, read_image
+from reshift.data.read import Scan, is_volume, list_scans, open_scan
 from reshift.data.source import ahead
+from reshift.data.volume import Volume
 from reshift.errors import UserError, reason
 from reshift.picture import overlay
 from reshift.predict import Model, Result, grouped
 from reshift.progress import progress
+from reshift.score_volume import score_volume
 from reshift.write import append_json, atomic_bytes, atomic_json, atomic_text, naming, writable_folder
 
 FIELDS = (
@@ -42,10 +46,20 @@ READ_AHEAD = 8  # images beyond the batch at hand; a scan may take hundreds of m
 
 
 class Job(NamedTuple):
-    """One file to score; ``stem`` is where its map and overlay go, unique within the run."""
+    """One file or DICOM series to score; ``stem`` is where its map and overlay go, unique within the run."""
 
-    path: Path
+    scan: Scan
     stem: str
+
+    @property
+    def path(self) -> Path:
+        """What it is reported under."""
+        return self.scan.path
+
+    @property
+    def volume(self) -> bool:
+        """Whether it is surely looked at slice by slice; a DICOM file may turn out to be."""
+        return self.scan.series is not None or is_volume(self.path)
 
 
 class Loaded(NamedTuple):
@@ -61,26 +75,33 @@ def find_jobs(inputs: Sequence[Path]) -> list[Job]:
     taken: set[str] = set()
     for given in inputs:
         full = given.resolve()  # "." and ".." have no name of their own
-        for path, stem in _expand(given, full.stem if full.is_file() else full.name):
-            if path.resolve() not in jobs:  # a file named twice is scored once
-                jobs[path.resolve()] = Job(path, _free(stem, taken))
+        for scan, stem in _expand(given, full.stem if full.is_file() else full.name):
+            if scan.path.resolve() not in jobs:  # a file named twice is scored once
+                job = Job(scan, stem)
+                jobs[scan.path.resolve()] = Job(scan, _free(_packed(stem) if job.volume else stem, taken))
     return list(jobs.values())
 
 
-def _expand(given: Path, root: str) -> list[tuple[Path, str]]:
+def _packed(stem: str) -> str:
+    """The map of a volume is a .nii.gz, whatever the volume was."""
+    known = next((suffix for suffix in NIFTI if stem.lower().endswith(suffix)), "")
+    return f"{stem[: len(stem) - len(known)]}.nii.gz"
+
+
+def _expand(given: Path, root: str) -> list[tuple[Scan, str]]:
     listed = any((given / name).is_file() for name in ("manifest.csv", "data.json"))
     if listed or given.suffix.lower() in (".csv", ".json"):
         cases = load_cases(given)
         chosen = [case for case in cases if case.split == "test"] or cases
-        return [(case.image, _inside(f"{root}/{case.name}")) for case in chosen]
+        return [(Scan(case.image), _inside(f"{root}/{case.name}")) for case in chosen]
     if given.is_dir():
-        found = list_images(given)
+        found = list_scans(given)
         if not found:
-            raise UserError(f"{given}: no PNG, JPEG or TIFF images in this folder")
-        return [(path, f"{root}/{path.relative_to(given).as_posix()}") for path in found]
+            raise UserError(f"{given}: no PNG, JPEG, TIFF, NIfTI or DICOM images in this folder")
+        return [(scan, _inside(f"{root}/{scan.path.relative_to(given).as_posix()}")) for scan in found]
     if not given.exists():
         raise UserError(f"{given}: no such file or folder")
-    return [(given, f"{root}{given.suffix}")]
+    return [(Scan(given), f"{root}{given.suffix}")]
 
 
 def _inside(stem: str) -> str:
@@ -91,9 +112,10 @@ def _inside(stem: str) -> str:
 def _free(stem: str, taken: set[str]) -> str:
     """Return ``stem``, or the first of ``a~2.png``, ``a~3.png``, … that is not taken, and take it."""
     path, count, free = PurePosixPath(stem), 1, stem
+    suffix = ".nii.gz" if stem.endswith(".nii.gz") else path.suffix
     while free in taken:
         count += 1
-        free = path.with_name(f"{path.stem}~{count}{path.suffix}").as_posix()
+        free = path.with_name(f"{path.name.removesuffix(suffix)}~{count}{suffix}").as_posix()
     taken.add(free)
     return free
 
@@ -112,19 +134,24 @@ def score(model: Model, inputs: Sequence[Path], out: Path) -> Summary:
     records = writable_folder(out) / "scores.jsonl"
     _claim(out, model.bundle)
     known = _known(records)
-    done = {name for name, record in known.items() if record["error"] is None and record["map"]}  # what failed is tried again
-    taken = {known[name]["map"].removeprefix("maps/").removesuffix(".npy") for name in done}
-    todo = [Job(job.path, _free(job.stem, taken)) for job in jobs if str(job.path) not in done]
+    whole = {name: records[None] for name, records in known.items() if None in records}  # a volume's own record comes last
+    done = {name: record["map"] for name, record in whole.items() if record["error"] is None and record["map"]}
+    places = [place.removeprefix("maps/") for place in done.values()]
+    taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
+    todo = [Job(job.scan, _free(job.stem, taken)) for job in jobs if str(job.path) not in done]
     with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance:
-        for record in _records(model, todo, out):
-            append_json(records, record)
-            known[record["input"]] = record
+        for job, found in _records(model, todo, out):
+            known[str(job.path)] = {record["slice"]: record for record in found}  # what failed was tried again
+            for record in found:
+                append_json(records, record)
             advance()
     mine = [str(job.path) for job in jobs]
     others = known.keys() - set(mine)  # of earlier runs into this folder; they come first, in their old order
-    _rewrite(records, [record for name, record in known.items() if name in others] + [known[name] for name in mine])
-    warning = run_warning([record["differs"] for record in known.values() if record["differs"] is not None])
-    return Summary(len(known), sum(record["error"] is not None for record in known.values()), warning)
+    ordered = [name for name in known if name in others] + mine
+    _rewrite(records, [record for name in ordered for record in known[name].values()])
+    every = [record for name in ordered for record in known[name].values()]
+    warning = run_warning([record["differs"] for record in every if record["differs"] is not None])
+    return Summary(len(known), sum(record["error"] is not None for record in every), warning)
 
 
 def _claim(out: Path, bundle: Bundle) -> None:
@@ -141,18 +168,18 @@ def _claim(out: Path, bundle: Bundle) -> None:
     atomic_json(stamp, mine)
 
 
-def _known(records: Path) -> dict[str, dict[str, Any]]:
-    """The records of earlier runs, by input. A line cut short by a kill is dropped: from here, and from the file."""
-    known: dict[str, dict[str, Any]] = {}
+def _known(records: Path) -> dict[str, dict[int | None, dict[str, Any]]]:
+    """The records of earlier runs, by input and slice. A line cut short by a kill is dropped: from here, and from the file."""
+    known: dict[str, dict[int | None, dict[str, Any]]] = {}
     for line in records.read_bytes().splitlines() if records.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:
             continue
         if isinstance(record, dict) and tuple(record) == FIELDS:
-            known[record["input"]] = record
+            known.setdefault(record["input"], {})[record["slice"]] = record
     if records.exists():
-        _rewrite(records, list(known.values()))
+        _rewrite(records, [record for found in known.values() for record in found.values()])
     return known
 
 
@@ -160,16 +187,37 @@ def _rewrite(records: Path, content: Sequence[dict[str, Any]]) -> None:
     atomic_text(records, "".join(json.dumps(record) + "\n" for record in content))
 
 
-def _records(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[dict[str, Any]]:
-    def load(job: Job) -> Loaded:
-        image = read_image(job.path)
-        return Loaded(image, model.prepare(image))
+def _records(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+    """Pictures in batches, read ahead; volumes one at a time."""
+    for volumes, run in groupby(jobs, key=lambda job: job.volume):
+        if volumes:
+            yield from ((job, _volume(model, job, out)) for job in run)
+        else:
+            yield from _pictures(model, list(run), out)
+
+
+def _volume(model: Model, job: Job, out: Path) -> list[dict[str, Any]]:
+    try:
+        scan = open_scan(*job.scan)
+        assert isinstance(scan, Volume)
+        return [_record(job, **values) for values in score_volume(model, scan, job.stem, out)]
+    except UserError as err:
+        return [_record(job, error=str(err))]
+
+
+def _pictures(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+    def load(job: Job) -> Loaded | None:
+        image = open_scan(job.path)
+        return None if isinstance(image, Volume) else Loaded(image, model.prepare(image))
 
     for group in grouped(ahead(load, jobs, model.batch + READ_AHEAD), model.batch):
-        good = [(job, future.result()) for job, future in group if future.exception() is None]
+        found = [(job, future.result()) for job, future in group if future.exception() is None]
+        good = [(job, loaded) for job, loaded in found if loaded is not None]
         for job, future in group:
             if (err := future.exception()) is not None:
-                yield _record(job, error=reason(err))
+                yield job, [_record(job, error=reason(err))]
+        for job in (job for job, loaded in found if loaded is None):
+            yield job, _volume(model, job, out)  # opened again: a batch of volumes would not fit into memory
         if not good:
             continue
         begun = time.monotonic()
@@ -177,9 +225,12 @@ def _records(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[dict[str,
         seconds = (time.monotonic() - begun) / len(good)
         for (job, loaded), result in zip(good, results, strict=True):
             if math.isfinite(result.score):
-                yield _written(model, job, loaded, result, seconds, out)
+                yield job, [_written(model, job, loaded, result, seconds, out)]
             else:
-                yield _record(job, error=f"{job.path}: the model's score is {result.score}; its training may have diverged")
+                yield (
+                    job,
+                    [_record(job, error=f"{job.path}: the model's score is {result.score}; its training may have diverged")],
+                )
 
 
 def _record(job: Job, **values: Any) -> dict[str, Any]:
@@ -203,7 +254,7 @@ def _overlay(loaded: Loaded, result: Result, scale: float) -> io.BytesIO:
     import PIL.Image
 
     buffer = io.BytesIO()
-    PIL.Image.fromarray(overlay(loaded.image.pixels, result.heatmap, scale)).save(buffer, "png")
+    PIL.Image.fromarray(overlay(loaded.image.pixels, result.heatmap, scale, loaded.image.window)).save(buffer, "png")
     return buffer
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.config import Config
-from reshift.data.manifest import load_cases
-from reshift.data.read import read_image
+from reshift.data.manifest import expand, load_cases
+from reshift.data.read import read_picture
 from reshift.errors import UserError
 from reshift.metrics.image import roc_auc
 from reshift.metrics.pixels import PixelMetrics
@@ -55,10 +55,11 @@ def select(candidates: Sequence[Candidate], data: Path, out: Path, *, seed: int 
 def judge(model: Model, data: Path, seed: int = 0) -> dict[str, Any]:
     """Pixel AP and image AUC on shifted held-out normals, by kind and on average."""
     config = model.bundle.config
-    kept, held = split_normals(load_cases(data, config.data.subject), config, data)
+    learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
+    kept, held = split_normals(expand(learned, config.data), config, data)
     if not held:
         raise UserError(f"{data}: no normals are held out to judge on; set data.holdout above 0")
-    normals = np.stack([model.prepare(read_image(case.image)).pixels for case in held])
+    normals = np.stack([model.prepare(read_picture(case.image, case.slice)).pixels for case in held])
     rounds = -(-LEAST // len(normals))
     with progress(f"judging on {len(normals)} normals", 1 + len(KINDS)) as advance:
         plain, _ = _run(model, normals)

@@ -14,3 +14,5 @@ class Image:
     pixels: NDArray[np.float32]  # (H, W, C), stored values
     bits: int
     source: Path
+    window: tuple[float, float] | None = None  # grey range to scale by, from the volume it is a slice of
+    spacing: tuple[float, float] = (1.0, 1.0)  # millimetres from row to row and from column to column

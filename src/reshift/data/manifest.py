@@ -6,20 +6,27 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from os.path import normpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reshift.config import nearest
-from reshift.data.read import list_images
+from reshift.config import DataConfig, nearest
+from reshift.data.read import is_volume, list_scans, open_volume, read_region
 from reshift.errors import UserError
 
 COLUMNS = ("image", "mask", "subject", "label", "split", "note")
+OPTIONAL = ("ignore",)  # columns that only some data sets have
 SPLITS = ("train", "val", "test")
 
 
 class Case(NamedTuple):
-    """One row. ``name`` is the image's path as the manifest writes it, which is what results are reported under."""
+    """One row, or one slice of a row's volume.
+
+    ``name`` is what results are reported under: the image's path as the manifest writes it; for a slice, with ``#`` and its
+    index along the file's own axis after it.
+    """
 
     name: str
     image: Path
@@ -28,6 +35,8 @@ class Case(NamedTuple):
     label: int  # 0 normal, 1 abnormal
     split: str
     note: str
+    ignore: Path | None = None  # pixels that count neither as lesion nor as normal
+    slice: int | None = None  # of a volume, counted from the most inferior
 
 
 def load_cases(data: Path, subject: str | None = None) -> list[Case]:
@@ -36,7 +45,10 @@ def load_cases(data: Path, subject: str | None = None) -> list[Case]:
         for name, reader in (("manifest.csv", _from_csv), ("data.json", _from_medianomaly)):
             if (data / name).is_file():
                 return check_cases(reader(data / name), data / name)
-        return _from_folder(data, subject)
+        from reshift.data.layouts import detect  # which is made of cases
+
+        found = detect(data)
+        return _from_folder(data, subject) if found is None else check_cases(found, data)
     if not data.exists():
         raise UserError(f"{data}: no such folder or manifest")
     reader = _from_medianomaly if data.suffix == ".json" else _from_csv
@@ -59,8 +71,8 @@ def check_cases(cases: list[Case], source: Path) -> list[Case]:
                 f"{source}: subject '{case.subject}' is in two splits: {both}; that leaks, keep a subject in one split"
             )
     _refuse_repeats(cases, source)
-    files = [path for case in cases for path in (case.image, case.mask) if path is not None]
-    missing = [path for path in files if not path.is_file()]
+    files = [path for case in cases for path in (case.image, case.mask, case.ignore) if path is not None]
+    missing = [path for path in files if not path.exists()]
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UserError(f"{source}: {missing[0]} does not exist{more}; paths are relative to the manifest")
@@ -90,18 +102,64 @@ def hold_out(cases: Sequence[Case], share: float, shuffle: Callable[[int], Seque
 def fingerprint(cases: Sequence[Case]) -> str:
     """Return a hash of what was learned from: names, subjects and the bytes of every file."""
     digest = hashlib.blake2b(digest_size=16)
-    for case in sorted(cases):
+    of = cache(_file_digest)  # a volume is hashed once, not once per slice
+    for case in sorted(cases, key=lambda case: case[:2]):
         digest.update(f"{case.name}\0{case.subject}\0{case.label}\0{case.split}\0".encode("utf-8", "surrogateescape"))
-        for path in (case.image, case.mask):
-            digest.update(hashlib.blake2b(path.read_bytes()).digest() if path else b"-")
+        for path in (case.image, case.mask, *([case.ignore] if case.ignore else [])):
+            digest.update(of(path) if path else b"-")
     return digest.hexdigest()
+
+
+def _file_digest(path: Path) -> bytes:
+    if path.is_dir():  # a DICOM series
+        parts = [
+            f"{file.name}\0".encode("utf-8", "surrogateescape") + _file_digest(file)
+            for file in sorted(path.iterdir())
+            if file.is_file()
+        ]
+        return hashlib.blake2b(b"".join(parts)).digest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, hashlib.blake2b).digest()
+
+
+def expand(cases: Sequence[Case], config: DataConfig, errors: list[str] | None = None) -> list[Case]:
+    """Replace every volume by its slices with enough foreground; with ``errors``, a volume that cannot be read is noted there.
+
+    Where a volume has a mask, each slice's own part of it says whether it is abnormal; abnormal slices are only tested on,
+    and outside the test split left out.
+    """
+    found: list[Case] = []
+    with ThreadPoolExecutor(2) as pool:  # not more: each holds a volume and its mask
+        slices = [pool.submit(_slices, case, config.min_foreground) if is_volume(case.image) else None for case in cases]
+        for case, future in zip(cases, slices, strict=True):
+            try:
+                found += [case] if future is None else future.result()
+            except UserError as err:
+                if errors is None:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                errors.append(str(err))
+    return found
+
+
+def _slices(case: Case, share: float) -> list[Case]:
+    if case.label == 1 and case.mask is None:
+        raise UserError(f"{case.image}: an abnormal volume needs a mask, which says in what slices the disease is")
+    whole, volume = [], open_volume(case.image)
+    for k in volume.chosen(share):
+        label = int(case.mask is not None and bool(read_region(case.mask, case.image, k).any()))
+        if label == 0 or case.split == "test":
+            whole.append(case._replace(name=f"{case.name}#{volume.native_index(k)}", label=label, slice=k))
+    return whole
 
 
 def _from_folder(folder: Path, subject: str | None) -> list[Case]:
     """Every image is a normal training image; each is its own subject unless the regex says otherwise."""
-    files = list_images(folder)
-    if not files:
-        raise UserError(f"{folder}: no PNG, JPEG or TIFF images in this folder")
+    scans = list_scans(folder)
+    if not scans:
+        raise UserError(f"{folder}: no PNG, JPEG, TIFF, NIfTI or DICOM images in this folder")
+    if shared := next((scan for scan in scans if not scan.path.exists()), None):
+        raise UserError(f"{shared.path.parent}: holds several DICOM series; put each into a folder of its own")
     try:
         pattern = re.compile(subject) if subject else None
     except re.error as err:
@@ -113,7 +171,7 @@ def _from_folder(folder: Path, subject: str | None) -> list[Case]:
             raise UserError(f"{path}: its name does not match data.subject '{subject}', or that has no (group)")
         return found.group(1) if found else path.relative_to(folder).as_posix()
 
-    return [Case(path.relative_to(folder).as_posix(), path, None, of(path), 0, "train", "") for path in files]
+    return [Case(path.relative_to(folder).as_posix(), path, None, of(path), 0, "train", "") for path, _ in scans]
 
 
 def _from_csv(path: Path) -> list[Case]:
@@ -125,8 +183,8 @@ def _from_csv(path: Path) -> list[Case]:
     except (UnicodeDecodeError, csv.Error) as err:
         raise UserError(f"{path}: not a CSV file ({err}); save it as CSV in UTF-8, with commas") from None
     for name, times in Counter(names).items():
-        if name not in COLUMNS:
-            raise UserError(f"{path}: unknown column '{name}'{nearest(name, COLUMNS)}")
+        if name not in COLUMNS + OPTIONAL:
+            raise UserError(f"{path}: unknown column '{name}'{nearest(name, COLUMNS + OPTIONAL)}")
         if times > 1:
             raise UserError(f"{path}: has the column '{name}' {times} times; keep one of them")
     if "image" not in names:
@@ -144,8 +202,8 @@ def _case(path: Path, line: int, row: dict[str, Any]) -> Case:
         raise UserError(f"{path}, line {line}: label '{label}' is neither 0 (normal) nor 1 (abnormal)")
     if split not in SPLITS:
         raise UserError(f"{path}, line {line}: split '{split}' is not one of {', '.join(SPLITS)}")
-    mask = path.parent / row["mask"] if row.get("mask") else None
-    return Case(name, path.parent / name, mask, row.get("subject") or name, int(label), split, row.get("note") or "")
+    mask, ignore = (path.parent / row[column] if row.get(column) else None for column in ("mask", "ignore"))
+    return Case(name, path.parent / name, mask, row.get("subject") or name, int(label), split, row.get("note") or "", ignore)
 
 
 def _from_medianomaly(path: Path) -> list[Case]:

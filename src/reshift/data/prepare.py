@@ -1,4 +1,4 @@
-"""Image → network input, and the way back: centre-crop to a square, resize with antialiasing, scale to [-1, 1]."""
+"""Image → network input, and the way back: make it square, resize with antialiasing, scale to [-1, 1]."""
 
 from typing import NamedTuple, TypeVar
 
@@ -11,6 +11,7 @@ from reshift.errors import UserError
 
 Pixel = TypeVar("Pixel", bound=np.generic)
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601, the weights of every "convert to grey"
+LONGEST = 16.0  # times as long as wide: no scanner's pixel is
 
 
 class Geometry(NamedTuple):
@@ -18,9 +19,10 @@ class Geometry(NamedTuple):
 
     height: int  # of the file
     width: int
-    top: int  # of the square crop
+    top: int  # of the physically square region; above and left of the picture (negative) where that was padded
     left: int
-    side: int
+    rows: int  # of that region, in the file's pixels; as many as columns where the pixels are square
+    columns: int
 
 
 class Prepared(NamedTuple):
@@ -31,10 +33,17 @@ class Prepared(NamedTuple):
 
 
 def prepare(image: Image, config: DataConfig) -> Prepared:
-    """Centre-crop, resize, scale. Deterministic, and each image by itself: no statistic of other images enters."""
-    geometry = square(*image.pixels.shape[:2])
+    """Cut or pad to a square, resize, scale. Deterministic, and each image by itself: no statistic of other images enters.
+
+    A slice is scaled by the grey range of its own volume.
+    """
+    height, width = image.pixels.shape[:2]
+    if not 1 / LONGEST <= image.spacing[0] / image.spacing[1] <= LONGEST:
+        given = "×".join(f"{step:g}" for step in image.spacing)
+        raise UserError(f"{image.source}: its pixels are {given} mm, far from square; resample it, or mend its header")
+    geometry = square(height, width, image.spacing, config.square)
     scaled = _scale(_channels(image.pixels, config.channels), image, config.scale)
-    cropped = _crop(scaled, geometry)
+    cropped = _crop(scaled, geometry, np.float32(-1.0))
     planes = [resize(plane, config.size) for plane in cropped.transpose(2, 0, 1)]
     return Prepared(np.clip(np.stack(planes), -1.0, 1.0), geometry)
 
@@ -44,40 +53,51 @@ def prepare_mask(mask: NDArray[np.bool_], geometry: Geometry, size: int) -> NDAr
     if mask.shape != (geometry.height, geometry.width):
         sizes = f"mask is {mask.shape[1]}×{mask.shape[0]} pixels, its image {geometry.width}×{geometry.height}"
         raise ValueError(f"{sizes}; draw the mask on the image's own pixels")
-    at = ((np.arange(size) + 0.5) * geometry.side / size).astype(int)
-    return np.asarray(_crop(mask, geometry)[np.ix_(at, at)])
+    rows, columns = (((np.arange(size) + 0.5) * length / size).astype(int) for length in (geometry.rows, geometry.columns))
+    return np.asarray(_crop(mask, geometry, np.False_)[np.ix_(rows, columns)])
 
 
 def restore(heatmap: NDArray[np.float32], geometry: Geometry) -> NDArray[np.float32]:
     """Bring a heat-map back to the file's own pixels. What the crop left out was not looked at and is NaN."""
     native = np.full((geometry.height, geometry.width), np.nan, dtype=np.float32)
-    rows, cols = _slices(geometry)
-    native[rows, cols] = resize(heatmap, geometry.side)
+    inside, within = _overlap(geometry)
+    native[inside] = resize(heatmap, geometry.rows, geometry.columns)[within]
     return native
 
 
-def square(height: int, width: int) -> Geometry:
-    """Return the largest centred square."""
-    side = min(height, width)
-    return Geometry(height, width, (height - side) // 2, (width - side) // 2, side)
+def square(height: int, width: int, spacing: tuple[float, float] = (1.0, 1.0), rule: str = "crop") -> Geometry:
+    """Return the largest centred region within the picture that is square in millimetres; for ``pad``, the smallest around it."""
+    tall, wide = height * spacing[0], width * spacing[1]
+    side = min(tall, wide) if rule == "crop" else max(tall, wide)
+    rows, columns = max(1, round(side / spacing[0])), max(1, round(side / spacing[1]))
+    return Geometry(height, width, (height - rows) // 2, (width - columns) // 2, rows, columns)
 
 
-def resize(plane: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+def resize(plane: NDArray[np.float32], rows: int, columns: int | None = None) -> NDArray[np.float32]:
     """Bilinear, with the kernel widened when shrinking (antialiasing); a plane already of that size is returned as it is."""
-    if plane.shape == (size, size):
+    columns = rows if columns is None else columns
+    if plane.shape == (rows, columns):
         return plane
     import PIL.Image
 
     picture = PIL.Image.fromarray(np.ascontiguousarray(plane, dtype=np.float32))
-    return np.asarray(picture.resize((size, size), PIL.Image.Resampling.BILINEAR), dtype=np.float32)
+    return np.asarray(picture.resize((columns, rows), PIL.Image.Resampling.BILINEAR), dtype=np.float32)
 
 
-def _slices(geometry: Geometry) -> tuple[slice, slice]:
-    return (slice(geometry.top, geometry.top + geometry.side), slice(geometry.left, geometry.left + geometry.side))
+def _overlap(geometry: Geometry) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+    """Where the region and the picture meet: within the picture, and within the region."""
+    sides = (geometry.top, geometry.rows, geometry.height), (geometry.left, geometry.columns, geometry.width)
+    (y0, y1), (x0, x1) = ((max(0, start), min(whole, start + length)) for start, length, whole in sides)
+    within = slice(y0 - geometry.top, y1 - geometry.top), slice(x0 - geometry.left, x1 - geometry.left)
+    return (slice(y0, y1), slice(x0, x1)), within
 
 
-def _crop(pixels: NDArray[Pixel], geometry: Geometry) -> NDArray[Pixel]:
-    return pixels[_slices(geometry)]
+def _crop(pixels: NDArray[Pixel], geometry: Geometry, fill: Pixel) -> NDArray[Pixel]:
+    """The region, ``(rows, columns, …)``; ``fill`` where it reaches beyond the picture."""
+    inside, within = _overlap(geometry)
+    region = np.full((geometry.rows, geometry.columns, *pixels.shape[2:]), fill, dtype=pixels.dtype)
+    region[within] = pixels[inside]
+    return region
 
 
 def _channels(pixels: NDArray[np.float32], channels: int) -> NDArray[np.float32]:
@@ -92,15 +112,18 @@ def _channels(pixels: NDArray[np.float32], channels: int) -> NDArray[np.float32]
 def _scale(pixels: NDArray[np.float32], image: Image, rule: str) -> NDArray[np.float32]:
     """Grey values → [-1, 1].
 
-    ``bits``: the stored range, 0…255 or 0…65535. ``percentile``: the image's own 0.5…99.5 % range. ``auto``: bits for 8-bit
-    files, percentile for 16-bit and float ones, which rarely use their whole range.
+    ``bits``: the stored range, 0…255 or 0…65535. ``percentile``: the image's own 0.5…99.5 % range, or its window: that of the
+    volume it is a slice of. ``auto``: bits for 8-bit files without a window, percentile for 16-bit and float ones, which
+    rarely use their whole range.
     """
     if rule == "auto":
-        rule = "bits" if image.bits == 8 else "percentile"
+        rule = "bits" if image.bits == 8 and image.window is None else "percentile"
     if rule == "bits":
         if image.bits == 32:
-            raise UserError(f"{image.source}: float pixels have no stored range; set data.scale to percentile or auto")
+            raise UserError(f"{image.source}: its pixels have no stored range; set data.scale to percentile or auto")
         low, high = 0.0, float(2**image.bits - 1)
+    elif image.window is not None:
+        low, high = image.window
     else:
         low, high = (float(v) for v in np.percentile(pixels, (0.5, 99.5)))
         if high <= low:  # nearly constant: the two percentiles meet, the extremes do not

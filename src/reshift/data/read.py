@@ -1,23 +1,36 @@
-"""Read PNG, JPEG and TIFF: 8 and 16 bit, float, grey and colour. Whatever is wrong with a file is one line that names it."""
+"""Open whatever a user may hold: PNG, JPEG and TIFF here, volumes elsewhere. What is wrong with a file is one line naming it."""
 
 import os
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.data.dicom_header import is_dicom
 from reshift.data.image import Image
+from reshift.data.nifti import SUFFIXES as NIFTI
+from reshift.data.nifti import is_nifti, read_nifti
+from reshift.data.volume import Volume
 from reshift.errors import UserError
+
+if TYPE_CHECKING:
+    from reshift.data.dicom import Series
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 FORMATS = ("PNG", "JPEG", "TIFF")
 MAX_PIXELS = 100_000_000  # a 10,000×10,000 picture; more is a mistake or an attack
 MIN_SIDE = 16  # below this nothing is left to look at
+KEPT = 6  # volumes held open: image, mask and ignore mask of two scans
 
 _TOO_LARGE = f"over the limit of {MAX_PIXELS:,} pixels; refused unread, shrink it or cut it into pieces"
+_TOO_SMALL = f"too small; at least {MIN_SIDE}×{MIN_SIDE} is needed; remove it"
 _WIDE_MODES = {"I;16": 16, "I;16B": 16, "I;16L": 16, "I;16N": 16, "I": 16, "F": 32}
 
 
@@ -26,13 +39,131 @@ def list_images(folder: Path) -> list[Path]:
     found: list[Path] = []
     for root, folders, files in os.walk(folder, onerror=_refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(root, name) for name in files if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+        found += [Path(root, name) for name in files if name.lower().endswith(SUFFIXES + NIFTI) and not name.startswith(".")]
     return sorted(found)
+
+
+class Scan(NamedTuple):
+    """What a folder holds: a file, or a DICOM series with the folder it fills, or a name made up if it shares its folder."""
+
+    path: Path
+    series: "Series | None" = None
+
+
+def list_scans(folder: Path) -> list[Scan]:
+    """Return every picture and volume under ``folder``, sorted: files, and DICOM series by what their headers say."""
+    found = [Scan(path) for path in list_images(folder)]
+    if not _others(folder):
+        return found
+    from reshift.data.dicom import find_series
+
+    series = find_series(folder)
+    homes = Counter(path for one in series for path in {file.parent for file in one.files})
+    for one in series:
+        if not one.stacked:
+            found += [Scan(path) for path in one.files if not path.name.lower().endswith(SUFFIXES)]
+            continue
+        home = Path(os.path.commonpath([file.parent for file in one.files]))
+        alone = all(count == 1 for path, count in homes.items() if path == home or home in path.parents)
+        name = home if alone else home / f"{one.modality}-{one.uid[-8:]}"
+        found.append(Scan(name, replace(one, folder=name)))
+    return sorted(found, key=lambda scan: scan.path)
+
+
+def _others(folder: Path) -> bool:
+    """Whether there is any file that may be DICOM, which can have any name or none: their headers must be looked at."""
+    known = (*SUFFIXES, *NIFTI, ".csv", ".json", ".txt", ".md")
+    return any(not name.startswith(".") and not name.lower().endswith(known) for _, _, files in os.walk(folder) for name in files)
 
 
 def _refuse(err: OSError) -> None:
     """A folder that cannot be listed is an error: passing over it would lose its images without a word."""
     raise UserError(f"{err.filename}: cannot be listed ({err.strerror}); make it readable, or move it away") from err
+
+
+def is_volume(path: Path) -> bool:
+    """Whether ``path`` is looked at slice by slice: a NIfTI file, or the folder of a DICOM series."""
+    return is_nifti(path) or path.is_dir()
+
+
+def open_scan(path: Path, series: "Series | None" = None) -> Image | Volume:
+    """Read any file we know, by its name or else by its content; a folder is a DICOM series."""
+    if series is not None:
+        from reshift.data.dicom import read_series
+
+        return _checked(read_series(series))
+    if is_nifti(path):
+        return _checked(read_nifti(path))
+    if path.is_dir() or (not path.name.lower().endswith(SUFFIXES) and is_dicom(path)):
+        from reshift.data.dicom import read_dicom, read_series
+
+        scan = read_series(path) if path.is_dir() else read_dicom(path)
+        return _checked(scan) if isinstance(scan, Volume) else scan
+    return read_image(path)
+
+
+def open_volume(path: Path) -> Volume:
+    """Open a volume, or find it among the last few opened: its slices are asked for one by one, by many threads."""
+    try:
+        stats = [file.stat() for file in (path, *(path.rglob("*") if path.is_dir() else ()))]
+    except OSError as err:
+        raise UserError(f"{path}: cannot be read ({err.strerror})") from None
+    key = (path, max(stat.st_mtime_ns for stat in stats), sum(stat.st_size for stat in stats))  # a changed file is read again
+    with _lock:
+        mine = key not in _open
+        waiting = _open.setdefault(key, Future())
+        _open.move_to_end(key)
+        while len(_open) > KEPT:
+            _open.popitem(last=False)
+    if mine:
+        try:
+            scan = open_scan(path)
+            if not isinstance(scan, Volume):
+                raise UserError(f"{path}: is a single picture, not a volume")
+            waiting.set_result(scan)
+        except BaseException as err:
+            with _lock:
+                _open.pop(key, None)
+            waiting.set_exception(err)
+    return waiting.result()
+
+
+_open: "OrderedDict[tuple[Path, int, int], Future[Volume]]" = OrderedDict()
+_lock = Lock()
+
+
+def read_picture(path: Path, at: int | None = None) -> Image:
+    """One picture: a whole file, or slice ``at`` of a volume (counted from the most inferior)."""
+    if at is not None:
+        return open_volume(path).image(at)
+    scan = open_scan(path)
+    if isinstance(scan, Volume):
+        if len(scan) > 1:
+            raise UserError(f"{path}: a volume of {len(scan)} slices, not one picture; 'reshift score' takes volumes")
+        return scan.image(0)
+    return scan
+
+
+def read_region(path: Path, image: Path, at: int | None = None) -> NDArray[np.bool_]:
+    """Read the mask ``path`` of ``image``, or of its slice ``at``; for a volume it must be one on the same voxels."""
+    if at is None:
+        return read_mask(path)
+    if not is_volume(path):
+        raise UserError(f"{path}: the mask of a volume must be a volume on the same voxels")
+    scan, mask = open_volume(image), open_volume(path)
+    if scan.voxels.shape != mask.voxels.shape:
+        theirs, ours = ("×".join(str(n) for n in volume.native_shape) for volume in (mask, scan))
+        raise UserError(f"{path}: has {theirs} voxels, its image {ours}; draw it on the image's own voxels")
+    if not np.allclose(scan.affine, mask.affine, rtol=0.0, atol=0.01 * min(scan.spacing)):
+        raise UserError(f"{path}: lies elsewhere in space than its image {image.name} (another affine); resample it to the image")
+    return np.asarray(mask.plane(at) >= 0.5)  # labels are whole numbers, but may be stored with a slope
+
+
+def _checked(volume: Volume) -> Volume:
+    slices, height, width = volume.voxels.shape
+    if min(height, width) < MIN_SIDE:
+        raise UserError(f"{volume.source}: its {slices} axial slices are {width}×{height} pixels, {_TOO_SMALL}")
+    return volume
 
 
 def read_image(path: Path) -> Image:
@@ -87,7 +218,7 @@ def _check_size(path: Path, width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise UserError(f"{path}: {width}×{height} pixels, {_TOO_LARGE}")
     if min(width, height) < MIN_SIDE:
-        raise UserError(f"{path}: {width}×{height} pixels is too small; at least {MIN_SIDE}×{MIN_SIDE} is needed; remove it")
+        raise UserError(f"{path}: {width}×{height} pixels is {_TOO_SMALL}")
 
 
 def _pixels(picture: Any) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from reshift.config import DataConfig
 from reshift.data.manifest import Case
 from reshift.data.prepare import prepare
-from reshift.data.read import read_image
+from reshift.data.read import read_picture
 
 CHUNK = 64  # images per batch when walking over all of them
 
@@ -60,7 +60,7 @@ def check_images(cases: Sequence[Case], config: DataConfig) -> None:
 
 
 def _prepared(case: Case, config: DataConfig) -> NDArray[np.float32]:
-    return prepare(read_image(case.image), config).pixels
+    return prepare(read_picture(case.image, case.slice), config).pixels
 
 
 Item = TypeVar("Item")

@@ -6,8 +6,8 @@ among them the paper's own masked latent restoration with the decoder's error ta
 frozen ImageNet features, if the extra ``features`` is installed; the distance of those features to the nearest of the training
 normals is a second witness. Both are measured in units of their spread over normals that were not trained on, and averaged.
 
-Map: softplus of that average, 0 outside the anatomy. Image score: the mean of the map's highest ``top`` pixels. The paper's own score
-and map remain: ``paper``.
+Map: softplus of that average, 0 outside the anatomy. Image score: the mean of the map's highest ``top`` pixels. The paper's own
+score and map remain: ``paper``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,0 +1,164 @@
+"""Open DICOM files safely: a header of checked values, one line for whatever is wrong, and no patient data in any of it.
+
+A tag's *name* is quoted in errors, its text never is: any field may hold what somebody typed about a patient. For the same
+reason pydicom's own warnings, which quote values, are silenced.
+"""
+
+import logging
+import math
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reshift.errors import UserError
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+SUFFIXES = (".dcm", ".dicom", ".ima")
+MAX_BYTES = 2**32  # of a deflated file, once inflated
+AGAIN = "damaged or cut short? Remove it or copy it again"
+_PREAMBLE = 128
+
+
+@dataclass(frozen=True)
+class Header:
+    """The tags of one file, or of one item of a sequence in it."""
+
+    path: Path
+    tags: "Dataset"
+
+    def value(self, tag: str) -> Any:
+        """The value of ``tag``, None when it is absent or empty."""
+        try:
+            found = self.tags.get(tag)
+        except Exception:  # pydicom converts on access, and a damaged value makes it raise about anything
+            raise UserError(f"{self.path}: its {tag} cannot be read; {AGAIN}") from None
+        empty = found is None or (hasattr(found, "__len__") and len(found) == 0)
+        return None if empty else found
+
+    def _listed(self, tag: str) -> list[Any]:
+        found = self.value(tag)
+        if found is None or isinstance(found, (str, bytes, int, float)):
+            return [] if found is None else [found]
+        try:
+            return list(found)
+        except TypeError:  # a damaged type code turns a number into, say, a person's name
+            raise UserError(f"{self.path}: its {tag} is of the wrong type; {AGAIN}") from None
+
+    def numbers(self, tag: str, count: int | None = None) -> tuple[float, ...]:
+        """Finite numbers, none when the tag is absent; with ``count`` exactly so many."""
+        try:
+            numbers = tuple(float(v) for v in self._listed(tag))
+        except (TypeError, ValueError):
+            raise UserError(f"{self.path}: its {tag} is not a number; {AGAIN}") from None
+        if not all(math.isfinite(v) for v in numbers) or (numbers and count not in (None, len(numbers))):
+            raise UserError(f"{self.path}: its {tag} does not hold {count or 'only'} finite numbers; {AGAIN}")
+        return numbers
+
+    def number(self, tag: str) -> float | None:
+        """One finite number, the first where there are several; None when the tag is absent."""
+        numbers = self.numbers(tag)
+        return numbers[0] if numbers else None
+
+    def integer(self, tag: str, default: int | None = None) -> int:
+        """A whole number; without a ``default`` the tag must be there."""
+        number = self.number(tag)
+        if number is None:
+            if default is None:
+                raise UserError(f"{self.path}: has no {tag}; it is not an image, or was damaged. Remove it or export it again")
+            return default
+        if number != int(number):
+            raise UserError(f"{self.path}: its {tag} is not a whole number; {AGAIN}")
+        return int(number)
+
+    def words(self, tag: str) -> tuple[str, ...]:
+        """The values of a text tag, without blanks around them."""
+        return tuple(str(v).strip() for v in self._listed(tag))
+
+    def item(self, tag: str, k: int) -> "Header | None":
+        """Item ``k`` of a sequence; None when there is none."""
+        from pydicom.sequence import Sequence
+
+        found = self.value(tag)
+        if found is not None and not isinstance(found, Sequence):
+            raise UserError(f"{self.path}: its {tag} is not a sequence; {AGAIN}")
+        return Header(self.path, found[k]) if found is not None and k < len(found) else None
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether ``path`` is a DICOM file, by its suffix or by its preamble."""
+    return path.suffix.lower() in SUFFIXES or has_preamble(path)
+
+
+def has_preamble(path: Path) -> bool:
+    """Whether the file has the letters DICM where DICOM wants them; what is no regular file is not opened."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(_PREAMBLE + 4)[_PREAMBLE:] == b"DICM"
+    except OSError:
+        return False
+
+
+def read_header(path: Path, tags: Iterable[str] | None = None, *, pixels: bool = False) -> Header:
+    """Read the header of ``path``: all of it or only ``tags``, and with ``pixels`` the encoded pixel data too."""
+    from pydicom import dcmread
+
+    with refusing(path):
+        if not path.exists():
+            raise UserError(f"{path}: no such file")
+        if not path.is_file():
+            raise UserError(f"{path}: is not a regular file; give a DICOM file, or the folder of a series")
+        if path.stat().st_size == 0:
+            raise UserError(f"{path}: the file is empty (0 bytes); remove it or copy it again")
+        if not has_preamble(path):
+            raise UserError(f"{path}: not a DICOM file, or one without the preamble 'DICM'; remove it or export it again")
+        _refuse_bomb(path)
+        wanted = None if tags is None else list(tags)
+        return Header(path, dcmread(path, stop_before_pixels=not pixels, specific_tags=wanted))
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Whatever pydicom or a decoder raises becomes one line that names the file and quotes nothing from it."""
+    quiet()
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as err:
+        raise UserError(f"{path}: cannot be read ({err.strerror or type(err).__name__}); {AGAIN}") from None
+    except Exception as err:  # damaged bytes make readers raise about anything, and none of it is our mistake
+        raise UserError(f"{path}: not a DICOM file we can read ({type(err).__name__}); {AGAIN}") from None
+
+
+def quiet() -> None:
+    """Silence pydicom and highdicom: their warnings quote values, and a value may be a patient's name."""
+    for name in ("pydicom", "highdicom"):
+        warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _refuse_bomb(path: Path) -> None:
+    """A deflated file of a few kilobytes can inflate to any size; find out without keeping what comes out."""
+    from pydicom.filereader import _read_file_meta_info, read_preamble
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    with path.open("rb") as file:
+        if DeflatedExplicitVRLittleEndian.encode() not in file.read(2**12):  # quicker than parsing
+            return
+        file.seek(0)
+        read_preamble(file, force=False)
+        if _read_file_meta_info(file).get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
+            return
+        inflate, size = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        while not inflate.eof and (data := inflate.unconsumed_tail or file.read(2**16)):
+            size += len(inflate.decompress(data, 2**20))
+            if size > MAX_BYTES:
+                raise UserError(f"{path}: inflates to more than {MAX_BYTES:,} bytes; refused, export it again uncompressed")

@@ -1,0 +1,264 @@
+"""Read and write NIfTI-1 and NIfTI-2, ``.nii`` and ``.nii.gz``; nibabel interprets the header, nothing trusts it.
+
+A ``.nii`` is memory-mapped. A ``.nii.gz`` is unpacked once: into memory, or into an unnamed temporary file when it is large.
+"""
+
+import gzip
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import get_ident
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshift.data.volume import Volume, canonical
+from reshift.errors import UserError
+
+SUFFIXES = (".nii", ".nii.gz")
+MAX_VOXELS = 2**30  # 1024×1024×1024; more is a mistake or an attack
+IN_MEMORY = 2**29  # bytes of an unpacked file, or of a map, beyond which it goes to disk
+DEFLATE = 1032  # the most that a gzip file can grow by
+HEADERS = {348: 352, 540: 544}  # size of the header (NIfTI-1, NIfTI-2) → where voxels begin unless it says otherwise
+CHUNK = 2**22
+GREY = "bBhHiIlLqQfd"  # numpy's letters for the kinds of number that a grey value can be
+
+_quiet = logging.getLogger("reshift.nifti")
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False  # what nibabel mends by itself is no news
+
+
+def is_nifti(path: Path) -> bool:
+    """Whether the name says so."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def read_nifti(path: Path) -> Volume:
+    """Read ``path`` and refuse, in one line, what cannot be scored."""
+    with _opened(path) as file:
+        header, offset = _header(path, file)
+        shape = _shape(path, header)
+        dtype = _dtype(path, header)
+        slope, intercept = _scaling(path, header)
+        affine = _affine(path, header, shape)
+        needed = offset + math.prod(shape) * dtype.itemsize
+        array = _voxels(path, file, offset, needed, dtype).reshape(shape, order="F")
+    plain = {np.dtype(np.uint8): 8, np.dtype(np.uint16): 16}.get(dtype, 32) if (slope, intercept) == (1.0, 0.0) else 32
+    _refuse_nan(path, array, slope, intercept)
+    return canonical(array, affine, source=path, bits=plain, slope=slope, intercept=intercept, header=header)
+
+
+def write_nifti(path: Path, native_array: NDArray[Any], volume: Volume) -> None:
+    """Write float32 values on ``volume``'s own grid: its shape, affine and orientation codes. Whole, or not at all."""
+    header = _map_header(volume)
+    temporary = path.with_name(f".{os.getpid()}-{get_ident()}.tmp")
+    try:
+        with temporary.open("wb") as raw:
+            packed = gzip.GzipFile("", "wb", 3, raw, mtime=0) if path.name.endswith(".gz") else None
+            file: Any = packed or raw
+            file.write(header.binaryblock + bytes(4))  # four zeros: no extensions follow
+            for k in range(native_array.shape[2]):
+                file.write(native_array[:, :, k].astype("<f4").tobytes(order="F"))
+            if packed is not None:
+                packed.close()
+            raw.flush()
+            os.fsync(raw.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def blank_map(volume: Volume, folder: Path) -> Iterator[NDArray[np.float32]]:
+    """A map to fill slice by slice, ``(S, H, W)`` in canonical order, all NaN; a large one is an unnamed file in ``folder``."""
+    with _spill(math.prod(volume.native_shape) * 4, folder) as file:
+        shape = volume.native_shape
+        native: Any = np.empty(shape, np.float32, "F") if file is None else np.memmap(file, np.float32, "w+", 0, shape, "F")
+        for k in range(shape[2]):
+            native[:, :, k] = np.nan
+        yield volume.from_native(native)
+
+
+def _map_header(volume: Volume) -> Any:
+    """The header of a map: the file's own where there is one, so that both of its transforms and their codes stay."""
+    from nibabel.nifti1 import Nifti1Header
+    from nibabel.nifti2 import Nifti2Header
+
+    if volume.header is not None:
+        header = volume.header.as_byteswapped("<")
+    else:
+        kind: Any = Nifti1Header if max(volume.native_shape) < 2**15 else Nifti2Header
+        header = kind(endianness="<")
+        header.set_data_shape(volume.native_shape)
+        header.set_sform(volume.native_affine, 1)
+        header.set_qform(volume.native_affine, 1)
+        header.set_xyzt_units("mm")
+        header["magic"] = header.single_magic
+    header.set_data_dtype(np.float32)
+    header["vox_offset"] = HEADERS[header.sizeof_hdr]
+    header["scl_slope"], header["scl_inter"], header["cal_min"], header["cal_max"] = 1.0, 0.0, 0.0, 0.0
+    for name in {"data_type", "db_name", "intent_name", "aux_file"} & set(header.keys()):
+        header[name] = b""  # may name a patient
+    header["intent_code"], header["descrip"] = 0, b"reshift heat-map"
+    return header
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open the file, unpacking it if its bytes say it is packed; whatever goes wrong inside becomes one line."""
+    try:
+        with path.open("rb") as raw:
+            begin = raw.read(2)
+            raw.seek(0)
+            if not begin:
+                raise UserError(f"{path}: the file is empty (0 bytes); remove it or copy it again")
+            if begin == b"\x1f\x8b":
+                with gzip.open(raw) as file:
+                    yield file  # type: ignore[misc]
+            else:
+                yield raw
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except Exception as err:  # damaged bytes make nibabel and zlib raise about anything, and none of it is our mistake
+        reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
+        raise UserError(f"{path}: cannot be read ({reason}); damaged or cut short? Remove it or copy it again") from None
+
+
+def _header(path: Path, file: IO[bytes]) -> tuple[Any, int]:
+    """The header as it stands, unmended, and where the voxels begin."""
+    from nibabel.nifti1 import Nifti1Header
+    from nibabel.nifti2 import Nifti2Header
+
+    begin = file.read(4)
+    size = next((n for n in HEADERS if begin in (n.to_bytes(4, "little"), n.to_bytes(4, "big"))), 0)
+    block = begin + file.read(max(0, size - 4))
+    if not size or len(block) < size:
+        raise UserError(f"{path}: not a NIfTI file, or damaged; remove or replace it")
+    order = "<" if begin == size.to_bytes(4, "little") else ">"
+    kind: Any = Nifti1Header if size == 348 else Nifti2Header
+    header = kind(block, endianness=order, check=False)
+    magic = bytes(header["magic"].item())
+    if magic.startswith((b"ni1", b"ni2")):
+        raise UserError(f"{path}: a pair of files (.hdr and .img); save it as one .nii or .nii.gz file")
+    if not magic.startswith((b"n+1", b"n+2")):
+        raise UserError(f"{path}: not a NIfTI file (it may be Analyze 7.5, which has no orientation); save it as .nii or .nii.gz")
+    offset = float(header["vox_offset"])
+    if not math.isfinite(offset) or (offset != 0 and not size <= offset < 2**40):
+        raise UserError(f"{path}: its header puts the voxels at byte {offset:g}; damaged, remove it or copy it again")
+    return header, int(offset) or HEADERS[size]
+
+
+def _shape(path: Path, header: Any) -> tuple[int, int, int]:
+    """The three lengths. A file of several volumes is refused: which of them is meant?"""
+    count, *dims = (int(n) for n in header["dim"])
+    if not 2 <= count <= 7 or min(dims[:count]) < 1:
+        raise UserError(
+            f"{path}: its header says the size is {dims[: max(0, min(count, 7))]}; damaged, remove it or copy it again"
+        )
+    dims = dims[:count] + [1] * (7 - count)
+    if (volumes := math.prod(dims[3:])) > 1:
+        raise UserError(
+            f"{path}: holds {volumes:,} volumes (it is {'×'.join(str(n) for n in dims[:count])}); give one volume per file, "
+            "e.g. split it with nibabel.four_to_three or fslsplit"
+        )
+    if math.prod(dims) > MAX_VOXELS:
+        raise UserError(f"{path}: {'×'.join(str(n) for n in dims[:3])} voxels, over the limit of {MAX_VOXELS:,}; refused unread")
+    return dims[0], dims[1], dims[2]
+
+
+def _dtype(path: Path, header: Any) -> np.dtype[Any]:
+    from nibabel.spatialimages import HeaderDataError
+
+    try:
+        dtype: np.dtype[Any] = np.dtype(header.get_data_dtype())
+    except (HeaderDataError, KeyError):
+        dtype = np.dtype("V")
+    if dtype.kind == "V" and not dtype.names:
+        raise UserError(f"{path}: unknown voxel type {int(header['datatype'])}; damaged, or save it as float32")
+    if dtype.kind not in "iuf" or dtype.char not in GREY:
+        kind = "colour" if dtype.names else "complex numbers" if dtype.kind == "c" else str(dtype)
+        raise UserError(f"{path}: its voxels are {kind}, not grey values; save magnitudes as int16 or float32")
+    return dtype
+
+
+def _scaling(path: Path, header: Any) -> tuple[float, float]:
+    """Slope and intercept; a slope of 0 or NaN means that values are as stored."""
+    slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
+    if slope == 0 or not math.isfinite(slope):
+        return 1.0, 0.0
+    if not math.isfinite(intercept):
+        raise UserError(f"{path}: scl_inter is {intercept}; damaged, set it to 0 or copy the file again")
+    return slope, intercept
+
+
+def _affine(path: Path, header: Any, shape: tuple[int, int, int]) -> NDArray[np.float64]:
+    """Index → RAS+ millimetres by nibabel's rules: the sform if it is set, else the qform, else the spacing alone."""
+    mended = header.copy()
+    with np.errstate(all="ignore"):
+        if int(header["sform_code"]) not in range(1, 6):
+            spacing = [float(v) for v in header["pixdim"][1:4]]
+            if any(not (0 < step < math.inf) and length > 1 for step, length in zip(spacing, shape, strict=True)):
+                given = "×".join(f"{step:g}" for step in spacing)
+                raise UserError(f"{path}: its voxels are {given} mm; a spacing must be above zero, mend the header (pixdim)")
+        mended.check_fix(logger=_quiet, error_level=40)
+        return np.asarray(mended.get_best_affine(), dtype=np.float64)
+
+
+def _voxels(path: Path, file: IO[bytes], offset: int, needed: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """All voxels, flat: memory-mapped, or unpacked. Nothing is allocated that the file is too small to fill."""
+    held, packed = path.stat().st_size, isinstance(file, gzip.GzipFile)
+    if needed > (held * DEFLATE if packed else held):
+        raise UserError(f"{path}: its header promises {needed:,} bytes, the file is too small for that; cut short? Copy it again")
+    if not packed:
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=((needed - offset) // dtype.itemsize,))
+    _skip(file, offset - file.tell())
+    count = needed - offset
+    with _spill(count) as spill:
+        store: Any = np.empty(count, np.uint8) if spill is None else np.memmap(spill, np.uint8, "w+", shape=(count,))
+        view, at = memoryview(store), 0
+        while at < count:
+            got = file.readinto(view[at : at + CHUNK])  # type: ignore[attr-defined]
+            if not got:
+                raise UserError(f"{path}: ends {count - at:,} bytes early; cut short? Copy it again")
+            at += got
+    file.read(CHUNK)  # the checksum stands at the end, and is looked at when that is reached
+    return np.asarray(store.view(dtype))
+
+
+@contextmanager
+def _spill(count: int, folder: Path | None = None) -> Iterator[IO[bytes] | None]:
+    """A file for what is too large for memory, gone when nobody uses it any more; None for what is not."""
+    if count <= IN_MEMORY:
+        yield None
+        return
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, count)  # a full disk is an error now; in a memory-map it would be a crash
+        yield file
+
+
+def _skip(file: IO[bytes], count: int) -> None:
+    while count > 0 and (got := len(file.read(min(count, CHUNK)))):
+        count -= got
+
+
+def _refuse_nan(path: Path, array: NDArray[Any], slope: float, intercept: float) -> None:
+    limit = float(np.finfo(np.float32).max)
+    if array.dtype.kind != "f" and abs(slope) * 2.0**64 + abs(intercept) < limit:
+        return  # no whole number can become infinite
+    for k in range(array.shape[2]):
+        with np.errstate(all="ignore"):
+            real = array[:, :, k].astype(np.float64) * slope + intercept
+        if not (np.abs(real) <= limit).all():
+            raise UserError(
+                f"{path}: contains NaN or infinite voxels (in plane {k} of its last axis); "
+                "replace them before use, e.g. with numpy.nan_to_num"
+            )

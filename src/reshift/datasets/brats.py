@@ -1,0 +1,124 @@
+"""BraTS 2021, and newer BraTS-GLI names: FLAIR slices, whole tumour; or MedIAnomaly's ready-made PNGs of it."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from reshift.datasets.build import Job, Made, Plan, Sample, Settings, not_found, parts, safe
+from reshift.datasets.slices import AREA_RULE, SLICE_RULES, cut, every, load_scan, read_picture
+
+CASES = 1251
+MEDIANOMALY = {"train": 4211, "test/normal": 828, "test/tumor": 1948}
+STEP = 10.0  # millimetres between slices: neighbours a millimetre apart are almost the same picture
+NAME = re.compile(r"^((?P<old>BraTS2021_\d{5})_(flair|seg)|(?P<new>BraTS-GLI-\d{5})-\d{3}-(t2f|seg))\.nii(\.gz)?$")
+LAYOUTS = (
+    "BraTS2021_00000/BraTS2021_00000_flair.nii.gz with _seg.nii.gz",
+    "BraTS-GLI-00000-000/BraTS-GLI-00000-000-t2f.nii.gz with -seg.nii.gz",
+    "MedIAnomaly's train/, test/normal/, test/tumor/, test/annotation/ of PNGs",
+)
+
+
+def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
+    """Find the cases; subjects go to train, val and test by the seed (938, 62 and 251 of all 1251)."""
+    found = {path.name: path for path in tree if NAME.match(path.name)}
+    if not found:
+        return _medianomaly(tree, source, settings)
+    images = {name: path for name, path in found.items() if not _is_seg(name)}
+    subject = {name: _subject(name) for name in images}
+    split = parts(subject.values(), settings.seed)
+    jobs, problems = list[Job](), list[str]()
+    for name, path in images.items():
+        mask = found.get(re.sub(r"(flair|t2f)\.nii", "seg.nii", name)) or found.get(_other_packing(name))
+        if mask is None:
+            problems.append(f"{path.as_posix()}: has no segmentation beside it; download the training data, which has")
+            continue
+        key = safe(re.sub(r"[_-](flair|t2f)\.nii(\.gz)?$", "", name))
+        make = partial(_case, source / path, source / mask, key, split[subject[name]], settings)
+        jobs.append(Job(key, subject[name], (path, mask), make))
+    used = {job.files[1] for job in jobs}
+    problems += [f"{p.as_posix()}: a segmentation without its FLAIR" for n, p in found.items() if _is_seg(n) and p not in used]
+    rules = [
+        *SLICE_RULES,
+        AREA_RULE,
+        f"a slice every {STEP:g} mm",
+        "whole tumour: labels 1, 2 and 4; in BraTS-GLI 1, 2 and 3, and 4 ignored",
+    ]
+    layout = "BraTS 2021 volumes" if any(name.startswith("BraTS2021") for name in images) else "BraTS-GLI volumes"
+    return Plan(layout, jobs, [("cases", CASES, len(images))], rules, problems)
+
+
+def _is_seg(name: str) -> bool:
+    return "seg.nii" in name
+
+
+def _other_packing(name: str) -> str:
+    """The segmentation of a FLAIR that was unpacked while it was not, or the other way round."""
+    seg = re.sub(r"(flair|t2f)\.nii", "seg.nii", name)
+    return seg.removesuffix(".gz") if seg.endswith(".gz") else f"{seg}.gz"
+
+
+def _subject(name: str) -> str:
+    """BraTS-GLI-00005-000 and -001 are two visits of one patient."""
+    match = NAME.match(name)
+    return "" if match is None else match["old"] or match["new"]
+
+
+def _case(image: Path, mask: Path, key: str, split: str, settings: Settings) -> Made:
+    old = key.startswith("BraTS2021")
+    scan = load_scan(image, mask, lesion=(1, 2, 4) if old else (1, 2, 3), ignore=() if old else (4,))
+    return cut(scan, every(scan.volume, STEP), settings.size, key, _only_normals(split))
+
+
+def _only_normals(split: str) -> Callable[[int], str | None]:
+    """A training subject gives its normal slices and nothing else."""
+    return lambda label: split if split == "test" or not label else None
+
+
+def _medianomaly(tree: list[Path], source: Path, settings: Settings) -> Plan:
+    groups: dict[str, list[Path]] = {name: [] for name in (*MEDIANOMALY, "test/annotation")}
+    for path in tree:
+        folder = path.parent.as_posix()
+        for name, members in groups.items():
+            if path.suffix.lower() == ".png" and f"/{folder}".endswith(f"/{name}"):
+                members.append(path)
+    if not all(groups[name] for name in MEDIANOMALY):
+        raise not_found(source, "BraTS 2021", LAYOUTS, tree)
+    masks = {path.name: path for path in groups["test/annotation"]}
+    tested = {_patient(path) for name in ("test/normal", "test/tumor") for path in groups[name]}
+    jobs, problems, leaks = list[Job](), list[str](), 0
+    for name in MEDIANOMALY:
+        split = name.partition("/")[0]
+        for path in groups[name]:
+            if split == "train" and _patient(path) in tested:
+                leaks += 1
+                continue
+            mask = masks.get(path.name.replace("flair", "seg")) if name == "test/tumor" else None
+            if name == "test/tumor" and mask is None:
+                problems.append(f"{path.as_posix()}: has no annotation of that name ('flair' replaced by 'seg')")
+                continue
+            make = partial(_picture, source / path, source / mask if mask else None, split, name, settings)
+            key = safe(f"{name.replace('/', '-')}-{path.stem}")
+            jobs.append(Job(key, _patient(path), (path, *([mask] if mask else [])), partial(make, key=key)))
+    counts = [(f"images in {name}", want, len(groups[name])) for name, want in MEDIANOMALY.items()]
+    notes = [f"{leaks} training images left out: their subjects are in the test set as well"] if leaks else []
+    rules = [
+        "the benchmark's own pictures and split; centre-cropped and resized",
+        "masks by nearest neighbour, above 0 is tumour",
+    ]
+    return Plan("MedIAnomaly PNGs", jobs, counts, rules, problems, notes)
+
+
+def _patient(path: Path) -> str:
+    """BraTS2021_00000_flair_60.png → BraTS2021_00000; a name without 'flair' stands for itself."""
+    stem, found, _ = path.stem.partition("flair")
+    return stem.rstrip("_-") if found and stem.rstrip("_-") else path.stem
+
+
+def _picture(path: Path, mask: Path | None, split: str, folder: str, settings: Settings, *, key: str) -> Made:
+    pixels, lesion = read_picture(path, [mask] if mask else [], settings.size, settings.fit)
+    if folder == "test/tumor" and not lesion.any():
+        return Made([], Counter({"lesion outside the picture": 1}))
+    label = int(folder == "test/tumor")
+    return Made([Sample(key, pixels, label, split, lesion if label else None)])
