@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"checkpoint", "config", "data", "errors", "methods", "optimise", "progress", "runlog", "runtime", "stagecache"},
     "predict": {"acquisition", "bundle", "calibrate", "config", "data", "errors", "metrics", "nets", "progress", "runtime"},
     "score": {"acquisition", "bundle", "data", "errors", "picture", "predict", "progress", "score_volume", "write"},
-    "score_volume": {"data", "errors", "picture", "predict", "progress", "write"},
+    "score_volume": {"calibrate", "data", "dicom_out", "errors", "picture", "predict", "progress", "write"},
     "evaluate": {"acquisition", "data", "errors", "metrics", "nets", "normative", "predict", "progress", "report", "write"},
     "dicom_out": {"", "data", "errors", "picture", "write"},
     "check": {"data", "errors", "progress"},

@@ -1,10 +1,12 @@
 """DICOM through the commands: which files make a scan, what it is reported as, and a map on its own voxels."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
+import pydicom
 import pytest
 
 from dicom_files import enhanced, grey, series, values, write
@@ -100,3 +102,39 @@ def test_learning_from_series(run_cli: Cli, tmp_path: Path) -> None:
     damaged = tmp_path / "in" / "p1" / "IM0001"
     damaged.write_bytes(damaged.read_bytes()[:-300])
     refused(run_cli("train", "--data", tmp_path / "in", "--out", tmp_path / "no", *BRIGHTNESS), "IM0001")
+
+
+def test_dicom_results_beside_the_maps(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
+    pytest.importorskip("highdicom", reason="reshift[dicom] is not installed")
+    root, out = tree(tmp_path / "in"), tmp_path / "out"
+    done = run_cli("score", tiny_bundle, root, "--out", out, "--dicom-out")
+    assert done.code == 0, done
+    made = {path.parent.relative_to(out / "dicom").as_posix() for path in (out / "dicom").rglob("mask.dcm")}
+    assert made == {"in/alone", "in/both/CT-498.99.1", "in/both/CT-498.99.2", "in/chest/film.dcm"}  # and none of the PNG
+    mapped = pydicom.dcmread(out / "dicom" / "in" / "alone" / "map.dcm")
+    volume, heat = read_series(root / "alone"), loaded(out / "maps" / "in" / "alone.nii.gz").get_fdata()
+    stored = np.frombuffer(mapped.FloatPixelData, dtype=np.float32).reshape(mapped.NumberOfFrames, mapped.Rows, mapped.Columns)
+    assert len(stored) == len(volume)
+    seen = np.sort(heat[np.isfinite(heat)].astype(np.float32))
+    np.testing.assert_array_equal(np.sort(stored[stored != mapped.FloatPixelPaddingValue]), seen)
+
+
+def test_dicom_results_need_the_extra_and_a_threshold(
+    run_cli: Cli, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series(tmp_path / "scan")
+    score = ("score", tiny_bundle, tmp_path / "scan", "--out", tmp_path / "out", "--dicom-out")
+    monkeypatch.setattr("reshift.score.find_spec", lambda _name: None)
+    refused(run_cli(*score), "pip install 'reshift[dicom]'")
+    monkeypatch.undo()
+    bare = shutil.copytree(tiny_bundle, tmp_path / "bare")
+    (bare / "calibration.json").unlink()
+    refused(run_cli("score", bare, *score[2:]), "reshift calibrate")
+
+
+def test_what_is_odd_about_a_series_is_said(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
+    series(tmp_path / "scan", count=7)
+    sorted((tmp_path / "scan").iterdir())[1].unlink()
+    done = run_cli("score", tiny_bundle, tmp_path / "scan", "--out", tmp_path / "out")
+    assert done.code == 0
+    assert any(line.startswith("warning: ") and "is one missing?" in line for line in done.err.splitlines()), done.err

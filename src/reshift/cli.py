@@ -123,6 +123,9 @@ def score(
         list[Path], typer.Argument(metavar="INPUT...", help="images, volumes, DICOM series, folders, zips, manifests")
     ],
     out: Annotated[Path, typer.Option("--out", help="output folder; a re-run continues there")],
+    dicom_out: Annotated[
+        bool, typer.Option("--dicom-out", help="also dicom/: segmentation, parametric map, overlays (extra: dicom)")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Score images and volumes: scores.jsonl, maps/ on their own pixels or voxels, overlays/. A bad case is recorded."""
@@ -134,9 +137,9 @@ def score(
         _warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
     else:
         _warn(model.bundle.calibration.warnings() + model.warnings())
-    summary = run(model, [_unpacked(path) for path in inputs], out)
+    summary = run(model, [_unpacked(path) for path in inputs], out, dicom=dicom_out)
     typer.echo(f"{summary.cases} cases, {summary.failures} failed: {out / 'scores.jsonl'}")
-    _warn([summary.warning] if summary.warning else [])
+    _warn(summary.notes + ([summary.warning] if summary.warning else []))
     if summary.failures:
         raise typer.Exit(FAILED_CASES)
 

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 
 from reshift.acquisition import run_warning
 from reshift.bundle import Bundle
+from reshift.data.dicom import is_dicom
 from reshift.data.image import Image
 from reshift.data.manifest import load_cases
 from reshift.data.nifti import SUFFIXES as NIFTI
@@ -25,7 +27,7 @@ from reshift.errors import UserError, reason
 from reshift.picture import overlay
 from reshift.predict import Model, Result, grouped
 from reshift.progress import progress
-from reshift.score_volume import score_volume
+from reshift.score_volume import export, score_volume
 from reshift.write import append_json, atomic_bytes, atomic_json, atomic_text, naming, writable_folder
 
 FIELDS = (
@@ -126,10 +128,22 @@ class Summary(NamedTuple):
     cases: int
     failures: int
     warning: str | None  # when the images are of another kind than the training images
+    notes: list[str]  # what is odd about a volume that was scored nevertheless
 
 
-def score(model: Model, inputs: Sequence[Path], out: Path) -> Summary:
-    """Score everything not yet in ``out/scores.jsonl``."""
+class _Run(NamedTuple):
+    """What stays the same over all jobs."""
+
+    model: Model
+    out: Path
+    dicom: bool  # also write DICOM results of DICOM scans
+    notes: list[str]
+
+
+def score(model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False) -> Summary:
+    """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM scans get DICOM results in ``out/dicom``."""
+    if dicom:
+        _check_dicom(model.bundle)
     jobs = find_jobs(inputs)
     records = writable_folder(out) / "scores.jsonl"
     _claim(out, model.bundle)
@@ -140,7 +154,8 @@ def score(model: Model, inputs: Sequence[Path], out: Path) -> Summary:
     taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
     todo = [Job(job.scan, _free(job.stem, taken)) for job in jobs if str(job.path) not in done]
     with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance:
-        for job, found in _records(model, todo, out):
+        run = _Run(model, out, dicom, [])
+        for job, found in _records(run, todo):
             known[str(job.path)] = {record["slice"]: record for record in found}  # what failed was tried again
             for record in found:
                 append_json(records, record)
@@ -151,7 +166,15 @@ def score(model: Model, inputs: Sequence[Path], out: Path) -> Summary:
     _rewrite(records, [record for name in ordered for record in known[name].values()])
     every = [record for name in ordered for record in known[name].values()]
     warning = run_warning([record["differs"] for record in every if record["differs"] is not None])
-    return Summary(len(known), sum(record["error"] is not None for record in every), warning)
+    return Summary(len(known), sum(record["error"] is not None for record in every), warning, run.notes)
+
+
+def _check_dicom(bundle: Bundle) -> None:
+    """What DICOM results need, before anything is scored."""
+    if find_spec("highdicom") is None:
+        raise UserError("DICOM results need: pip install 'reshift[dicom]'")
+    if bundle.calibration is None:
+        raise UserError("DICOM results need a threshold, and the bundle has none; run 'reshift calibrate'")
 
 
 def _claim(out: Path, bundle: Bundle) -> None:
@@ -187,25 +210,28 @@ def _rewrite(records: Path, content: Sequence[dict[str, Any]]) -> None:
     atomic_text(records, "".join(json.dumps(record) + "\n" for record in content))
 
 
-def _records(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+def _records(run: _Run, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
     """Pictures in batches, read ahead; volumes one at a time."""
-    for volumes, run in groupby(jobs, key=lambda job: job.volume):
+    for volumes, alike in groupby(jobs, key=lambda job: job.volume):
         if volumes:
-            yield from ((job, _volume(model, job, out)) for job in run)
+            yield from ((job, _volume(run, job)) for job in alike)
         else:
-            yield from _pictures(model, list(run), out)
+            yield from _pictures(run, list(alike))
 
 
-def _volume(model: Model, job: Job, out: Path) -> list[dict[str, Any]]:
+def _volume(run: _Run, job: Job) -> list[dict[str, Any]]:
     try:
         scan = open_scan(*job.scan)
         assert isinstance(scan, Volume)
-        return [_record(job, **values) for values in score_volume(model, scan, job.stem, out)]
+        run.notes.extend(getattr(scan, "notes", ()))
+        return [_record(job, **values) for values in score_volume(run.model, scan, job.stem, run.out, dicom=run.dicom)]
     except UserError as err:
         return [_record(job, error=str(err))]
 
 
-def _pictures(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+def _pictures(run: _Run, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+    model = run.model
+
     def load(job: Job) -> Loaded | None:
         image = open_scan(job.path)
         return None if isinstance(image, Volume) else Loaded(image, model.prepare(image))
@@ -217,7 +243,7 @@ def _pictures(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[tuple[Jo
             if (err := future.exception()) is not None:
                 yield job, [_record(job, error=reason(err))]
         for job in (job for job, loaded in found if loaded is None):
-            yield job, _volume(model, job, out)  # opened again: a batch of volumes would not fit into memory
+            yield job, _volume(run, job)  # opened again: a batch of volumes would not fit into memory
         if not good:
             continue
         begun = time.monotonic()
@@ -225,7 +251,7 @@ def _pictures(model: Model, jobs: Sequence[Job], out: Path) -> Iterator[tuple[Jo
         seconds = (time.monotonic() - begun) / len(good)
         for (job, loaded), result in zip(good, results, strict=True):
             if math.isfinite(result.score):
-                yield job, [_written(model, job, loaded, result, seconds, out)]
+                yield job, [_written(run, job, loaded, result, seconds)]
             else:
                 yield (
                     job,
@@ -237,14 +263,20 @@ def _record(job: Job, **values: Any) -> dict[str, Any]:
     return {**dict.fromkeys(FIELDS), "input": str(job.path), **values}
 
 
-def _written(model: Model, job: Job, loaded: Loaded, result: Result, seconds: float, out: Path) -> dict[str, Any]:
+def _written(run: _Run, job: Job, loaded: Loaded, result: Result, seconds: float) -> dict[str, Any]:
     """Write the map and the overlay, and only then say so in a record."""
+    out, calibration = run.out, run.model.bundle.calibration
     buffer = io.BytesIO()
     np.save(buffer, result.heatmap)
     place = f"maps/{job.stem}.npy"
     _write(out / place, buffer)
-    if model.bundle.calibration is not None:
-        _write(out / "overlays" / f"{job.stem}.png", _overlay(loaded, result, model.bundle.calibration.heat_scale))
+    if calibration is not None:
+        _write(out / "overlays" / f"{job.stem}.png", _overlay(loaded, result, calibration.heat_scale))
+        if run.dicom and is_dicom(job.path):
+            try:
+                export(out / "dicom" / job.stem, loaded.image, result.heatmap, calibration)
+            except UserError as err:
+                return _record(job, error=str(err))
     numbers = {"score": result.score, "p_value": result.p_value, "flag": result.flag}
     judged = {name: getattr(result, name) for name in ("shift", "unlike", "shift_features", "differs")}
     return _record(job, **numbers, map=place, seconds=round(seconds, 4), **judged)

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.calibrate import Calibration
+from reshift.data.dicom import DicomVolume
+from reshift.data.image import Image
 from reshift.data.nifti import blank_map, write_nifti
 from reshift.data.source import ahead
 from reshift.data.volume import Volume
@@ -32,7 +35,7 @@ class Scored(NamedTuple):
     numbers: dict[str, Any]
 
 
-def score_volume(model: Model, volume: Volume, stem: str, out: Path) -> list[dict[str, Any]]:
+def score_volume(model: Model, volume: Volume, stem: str, out: Path, *, dicom: bool = False) -> list[dict[str, Any]]:
     """Write the map and the montage; return a record per slice, ordered as in the file, and the volume's own at the end."""
     begun = time.monotonic()
     place = stem if stem.endswith(".nii.gz") else f"{stem}.nii.gz"
@@ -45,6 +48,8 @@ def score_volume(model: Model, volume: Volume, stem: str, out: Path) -> list[dic
         if model.bundle.calibration is not None:
             scale = model.bundle.calibration.heat_scale
             _save_montage(out / "overlays" / f"{stem}.png", [_tile(volume, maps, scored, scale) for scored in _shown(slices)])
+            if dicom and isinstance(volume, DicomVolume):
+                export(out / "dicom" / place.removesuffix(".nii.gz"), volume, np.asarray(maps), model.bundle.calibration)
     where, seconds = f"maps/{place}", time.monotonic() - begun
     records = [{"slice": s.at, **s.numbers, "map": where, "seconds": round(seconds / len(slices), 4)} for s in slices]
     highest = sorted((s.numbers["score"] for s in slices), reverse=True)[:TOP]
@@ -88,3 +93,10 @@ def _save_montage(target: Path, tiles: list[NDArray[np.uint8]]) -> None:
     with naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     atomic_bytes(target, buffer.getvalue())
+
+
+def export(folder: Path, scan: DicomVolume | Image, maps: NDArray[np.float32], calibration: Calibration) -> None:
+    """Write what a PACS takes: the thresholded map, the map itself, and overlays, all referring to the scan."""
+    from reshift.dicom_out import export_dicom, read_sources
+
+    export_dicom(folder, read_sources(scan), scan, maps, calibration.reference.pixel_threshold, calibration.heat_scale)
