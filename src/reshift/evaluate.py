@@ -236,6 +236,7 @@ def _metrics(model: Model, rows: list[dict[str, Any]], pixels: PixelMetrics, dat
         },
         "lesions": pixels.lesions(),
         "method": model.bundle.config.method,
+        "settings": model.bundle.config.model,
         "dataset": dataset,
         "seed": model.bundle.config.seed,
         "seconds": round(seconds, 3),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reshift.errors import UserError
 from reshift.figures.maps import pixel_histogram, qualitative
 from reshift.figures.style import ABNORMAL, COLUMN, NORMAL, QUIET, blank, legend_below, line_style, run_names, save, style
+from reshift.figures.sweep import sweep_figure
 from reshift.metrics.image import average_precision, curve, roc_auc
 from reshift.results import Results, case_features, choose_cases
 from reshift.write import writable_folder
@@ -225,6 +226,8 @@ def all_figures(runs: Sequence[Results], out: Path) -> list[Path]:
         "roc-pr": partial(roc_pr, runs),
         "p-values": partial(p_value_calibration, runs),
     }
+    if len(runs) > 2 and len({run.metrics["method"] for run in runs}) == 1:
+        makers["sensitivity"] = partial(sweep_figure, runs)
     for run, name in zip(runs, run_names(runs), strict=True):
         makers["tsne-" + re.sub(r"[^\w.-]+", "-", name)] = partial(tsne, run)
     written = []
