@@ -138,3 +138,18 @@ def test_what_is_odd_about_a_series_is_said(run_cli: Cli, tiny_bundle: Path, tmp
     done = run_cli("score", tiny_bundle, tmp_path / "scan", "--out", tmp_path / "out")
     assert done.code == 0
     assert any(line.startswith("warning: ") and "is one missing?" in line for line in done.err.splitlines()), done.err
+
+
+def test_a_scan_that_dicom_cannot_make_a_result_of_keeps_its_score(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
+    pytest.importorskip("highdicom", reason="reshift[dicom] is not installed")
+    film = grey(values(9), SeriesInstanceUID=OTHER + ".3")
+    del film.StudyInstanceUID
+    write(film, tmp_path / "in" / "film.dcm")
+    series(tmp_path / "in" / "scan", StudyInstanceUID="")
+    out = tmp_path / "out"
+    done = run_cli("score", tiny_bundle, tmp_path / "in", "--out", out, "--dicom-out")
+    assert done.code == 3
+    for record in (record for record in read_records(out) if record["slice"] is None):
+        assert record["score"] is not None
+        assert "StudyInstanceUID" in record["error"]
+        assert (out / record["map"]).exists()

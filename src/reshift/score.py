@@ -272,14 +272,12 @@ def _written(run: _Run, job: Job, loaded: Loaded, result: Result, seconds: float
     _write(out / place, buffer)
     if calibration is not None:
         _write(out / "overlays" / f"{job.stem}.png", _overlay(loaded, result, calibration.heat_scale))
-        if run.dicom and is_dicom(job.path):
-            try:
-                export(out / "dicom" / job.stem, loaded.image, result.heatmap, calibration)
-            except UserError as err:
-                return _record(job, error=str(err))
+    error = None
+    if calibration is not None and run.dicom and is_dicom(job.path):
+        error = export(out / "dicom" / job.stem, loaded.image, result.heatmap, calibration)
     numbers = {"score": result.score, "p_value": result.p_value, "flag": result.flag}
     judged = {name: getattr(result, name) for name in ("shift", "unlike", "shift_features", "differs")}
-    return _record(job, **numbers, map=place, seconds=round(seconds, 4), **judged)
+    return _record(job, **numbers, map=place, seconds=round(seconds, 4), error=error, **judged)
 
 
 def _overlay(loaded: Loaded, result: Result, scale: float) -> io.BytesIO:

@@ -42,6 +42,7 @@ def score_volume(model: Model, volume: Volume, stem: str, out: Path, *, dicom: b
     target = out / "maps" / place
     with naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
+    error = None
     with naming(target), blank_map(volume, target.parent) as maps:
         slices = sorted(_slices(model, volume, maps), key=lambda scored: scored.at)
         write_nifti(target, volume.to_native(maps), volume)
@@ -49,11 +50,12 @@ def score_volume(model: Model, volume: Volume, stem: str, out: Path, *, dicom: b
             scale = model.bundle.calibration.heat_scale
             _save_montage(out / "overlays" / f"{stem}.png", [_tile(volume, maps, scored, scale) for scored in _shown(slices)])
             if dicom and isinstance(volume, DicomVolume):
-                export(out / "dicom" / place.removesuffix(".nii.gz"), volume, np.asarray(maps), model.bundle.calibration)
+                error = export(out / "dicom" / place.removesuffix(".nii.gz"), volume, np.asarray(maps), model.bundle.calibration)
     where, seconds = f"maps/{place}", time.monotonic() - begun
     records = [{"slice": s.at, **s.numbers, "map": where, "seconds": round(seconds / len(slices), 4)} for s in slices]
     highest = sorted((s.numbers["score"] for s in slices), reverse=True)[:TOP]
-    return [*records, {"slice": None, "score": math.fsum(highest) / len(highest), "map": where, "seconds": round(seconds, 4)}]
+    whole = {"slice": None, "score": math.fsum(highest) / len(highest), "map": where, "seconds": round(seconds, 4)}
+    return [*records, {**whole, "error": error}]
 
 
 def _slices(model: Model, volume: Volume, maps: NDArray[np.float32]) -> Iterator[Scored]:
@@ -95,8 +97,15 @@ def _save_montage(target: Path, tiles: list[NDArray[np.uint8]]) -> None:
     atomic_bytes(target, buffer.getvalue())
 
 
-def export(folder: Path, scan: DicomVolume | Image, maps: NDArray[np.float32], calibration: Calibration) -> None:
-    """Write what a PACS takes: the thresholded map, the map itself, and overlays, all referring to the scan."""
+def export(folder: Path, scan: DicomVolume | Image, maps: NDArray[np.float32], calibration: Calibration) -> str | None:
+    """Write what a PACS takes: the thresholded map, the map itself, and overlays, all referring to the scan.
+
+    Many scans lack what DICOM wants of a result. That loses the result, never the score: what is wrong is returned.
+    """
     from reshift.dicom_out import export_dicom, read_sources
 
-    export_dicom(folder, read_sources(scan), scan, maps, calibration.reference.pixel_threshold, calibration.heat_scale)
+    try:
+        export_dicom(folder, read_sources(scan), scan, maps, calibration.reference.pixel_threshold, calibration.heat_scale)
+    except UserError as err:
+        return str(err)
+    return None
