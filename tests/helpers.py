@@ -109,8 +109,12 @@ def assert_nothing_half_written(folder: Path) -> None:
 
 
 def start(*args: object, prelude: str = "") -> subprocess.Popen[str]:
-    """Start ``reshift ARGS`` as another process, which runs ``prelude`` first."""
-    program = [sys.executable, "-c", f"{prelude}\nfrom reshift.cli import main; main()", *(str(a) for a in args)]
+    """Start ``reshift ARGS`` as another process, which runs ``prelude`` first.
+
+    Tests started in the background of a shell inherit that Ctrl-C is ignored; a user's terminal does not do that.
+    """
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = [sys.executable, "-c", f"{heed}\n{prelude}\nfrom reshift.cli import main; main()", *(str(a) for a in args)]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
