@@ -8,6 +8,7 @@ modalities better, but see lesions as well, so they have a p-value of their own 
 """
 
 import base64
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -45,14 +46,14 @@ def describe(pixels: NDArray[np.float32]) -> Rows:
     return np.array([*quantiles, *texture])
 
 
-class Kind(Frozen):
+class Kind(Frozen, ABC):
     """How far held-out normals lie from the training normals, by a distance that each subclass defines."""
 
     distances: tuple[float, ...] = Field(repr=False)  # of held-out normals, sorted
 
+    @abstractmethod
     def distance(self, row: Rows) -> float:
         """How far one image's numbers lie from the training normals."""
-        raise NotImplementedError
 
     def seen_from(self, rows: Rows) -> Self:
         """Return the same training normals, judged by other held-out normals."""
