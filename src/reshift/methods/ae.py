@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from reshift.config import Frozen
 from reshift.errors import UserError
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.nets.convae import ConvAE
 
 
@@ -61,7 +61,7 @@ class AE(nn.Module):
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """Return x̂ as an image, that is, within [-1, 1]; one by one on the CPU, as in ``batch_invariant``."""
-        parts = x.split(1 if x.device.type == "cpu" else len(x))
+        parts = invariant_parts(x)
         return torch.cat([self.reconstruct(part) for part in parts]).clamp(-1.0, 1.0)
 
     def predict(self, x: Tensor) -> Prediction:

@@ -34,7 +34,7 @@ from reshift.core.filters import erode, foreground, median_filter
 from reshift.core.sampling import noised
 from reshift.core.schedule import at, cosine_alpha_bar
 from reshift.core.simplex import fractal_noise, permutations
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.nets.conditioned_unet import ConditionedUNet
 from reshift.nets.resnet import MaskedDecoder, ResNet, Visible, choose_visible, total_stride
 
@@ -159,7 +159,7 @@ class CDDPM(nn.Module):
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """x̂; shaped like ``x``."""
-        return torch.cat([self.reconstruct(images) for images in x.split(1 if x.device.type == "cpu" else len(x))])
+        return torch.cat([self.reconstruct(images) for images in invariant_parts(x)])
 
     def features(self, x: Tensor) -> Tensor:
         """The encoder's code of each image, ``(B, 4·base)``."""

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from reshift.config import Frozen
 from reshift.core.filters import foreground, median_filter
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.nets.dae_unet import DenoisingUNet
 
 
@@ -94,7 +94,7 @@ class DAE(nn.Module):
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """The denoised foreground on x's own background, within [-1, 1]; one by one on the CPU, as in ``batch_invariant``."""
-        parts = x.split(1 if x.device.type == "cpu" else len(x))
+        parts = invariant_parts(x)
         denoised = torch.cat([self.net(part).to(x.dtype) for part in parts]).clamp(-1.0, 1.0)
         return torch.where(self._inside(x) > 0, denoised, x)
 

@@ -114,13 +114,17 @@ class DetectorClass(Protocol):
         """Build the (untrained) detector for ``size``×``size`` images."""
 
 
-def batch_invariant(predict: Callable[[Tensor], Prediction], x: Tensor) -> Prediction:
-    """Run ``predict`` so that no image's bits depend on its neighbours.
+def invariant_parts(x: Tensor) -> tuple[Tensor, ...]:
+    """Cut a batch so that no image's bits depend on its neighbours.
 
     CPU kernels choose their blocking, and so their rounding, by batch size: there, images go one by one. On a GPU that would
     waste the card, and results agree to float tolerance only.
     """
-    if x.device.type != "cpu":
-        return predict(x)
-    parts = [predict(image) for image in x.split(1)]
+    parts: tuple[Tensor, ...] = x.split(1 if x.device.type == "cpu" else len(x))
+    return parts
+
+
+def batch_invariant(predict: Callable[[Tensor], Prediction], x: Tensor) -> Prediction:
+    """Run ``predict`` on the parts of a batch, and put its answers together."""
+    parts = [predict(images) for images in invariant_parts(x)]
     return Prediction(torch.cat([p.score for p in parts]), torch.cat([p.heatmap for p in parts]))

@@ -17,7 +17,7 @@ from reshift.core.losses import classification_loss, diffusion_loss, stage2_loss
 from reshift.core.masks import grid_masks, square_mask, square_side, square_start
 from reshift.core.quantize import code_counts, usage_and_perplexity
 from reshift.core.schedule import at, linear_alpha_bar
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.methods.dmd_settings import STAGE1, STAGE2, DMDSettings
 from reshift.nets.classifier import Classifier
 from reshift.nets.unet import UNet
@@ -222,7 +222,7 @@ class DMD(nn.Module):
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """Eq. 14 over the restorations themselves, so that each pixel comes from where it was masked; shaped like ``x``."""
         healthy = []
-        for images in x.split(1 if x.device.type == "cpu" else len(x)):  # as in ``batch_invariant``
+        for images in invariant_parts(x):
             total, D_pix = torch.zeros_like(images), torch.zeros_like(images[0, 0])
             for up, x_r in self._restorations(images):
                 total += (up[:, None] * x_r).sum(1)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from reshift.config import Frozen
 from reshift.core.anomaly import residual_map
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.nets.gan import Critic, Encoder, Generator, gradient_penalty
 
 # The double backward of the penalty is noisy in bf16; Adam has no decay, and nothing is clipped.
@@ -117,7 +117,7 @@ class FAnoGAN(nn.Module):
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """x̂, image by image on the CPU as in ``predict``."""
-        return torch.cat([self.restore(images) for images in x.split(1 if x.device.type == "cpu" else len(x))])
+        return torch.cat([self.restore(images) for images in invariant_parts(x)])
 
     def predict(self, x: Tensor) -> Prediction:
         """A(x) and |x - x̂|."""

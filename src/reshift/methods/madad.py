@@ -38,7 +38,7 @@ from reshift.core.diffusion import masked_forward
 from reshift.core.filters import foreground, gaussian_blur
 from reshift.core.sampling import implied_noise, root
 from reshift.core.schedule import at, cosine_alpha_bar
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.nets.klvae import KLVAE
 from reshift.nets.masked_unet import MaskedUNet
 
@@ -188,7 +188,7 @@ class MADAD(nn.Module):
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """dec(z_corrected), kept to [-1, 1]; shaped like ``x``."""
-        parts = x.split(1 if x.device.type == "cpu" else len(x))  # as in ``batch_invariant``
+        parts = invariant_parts(x)
         return torch.cat([self._decodings(images)[1].clamp(-1.0, 1.0) for images in parts])
 
     def predict(self, x: Tensor) -> Prediction:

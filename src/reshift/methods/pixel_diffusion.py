@@ -21,7 +21,7 @@ from reshift.core.augment import random_affine
 from reshift.core.sampling import ancestral_step, clean, noised
 from reshift.core.schedule import at, linear_alpha_bar
 from reshift.core.simplex import fractal_noise, permutations
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.nets.perceptual import network
 from reshift.nets.unet import UNet
 from reshift.progress import counted
@@ -120,7 +120,7 @@ class PixelDiffusion(nn.Module):
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """Restore images without judging them; shaped like ``x``."""
-        parts = x.split(1 if x.device.type == "cpu" else len(x))  # as in ``batch_invariant``
+        parts = invariant_parts(x)
         return torch.cat([self.restore(images, self.fields(images)).healthy for images in parts])
 
     def fields(self, x: Tensor) -> Draw:
