@@ -17,6 +17,7 @@ from reshift.methods.dae import DAE, DAESettings, coarse_noise, roll_each
 from reshift.methods.detector import Step
 from reshift.metrics.image import average_precision, curve, roc_auc
 from reshift.nets.dae_unet import DenoisingUNet, StandardisedConv, norm_groups
+from reshift.nets.groupnorm import GroupNorm
 
 SIZE = 32
 
@@ -66,7 +67,7 @@ def test_groups_are_the_median_divisor() -> None:
 def test_the_network_has_the_authors_layers_in_the_authors_order() -> None:
     net = DenoisingUNet(1, DAESettings().widths)
     kinds = [type(layer) for layer in net.down[0].children()]
-    assert kinds == [StandardisedConv, nn.SiLU, nn.GroupNorm] * 2
+    assert kinds == [StandardisedConv, nn.SiLU, GroupNorm] * 2
     convs = [m for m in net.modules() if isinstance(m, StandardisedConv)]
     assert [(c.in_channels, c.out_channels) for c in convs] == [
         (1, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256), (256, 512), (512, 512),

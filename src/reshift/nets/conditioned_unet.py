@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from reshift.nets.groupnorm import GroupNorm
 from reshift.nets.unet import Attention, timestep_embedding
 
 HEAD_WIDTH = 64
 
 
-def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(math.gcd(32, channels), channels)
+def _norm(channels: int, *, act: bool = True) -> GroupNorm:
+    return GroupNorm(math.gcd(32, channels), channels, act=act)
 
 
 def _zero_conv(c_in: int, c_out: int) -> nn.Conv2d:
@@ -35,12 +36,12 @@ class ConditionedBlock(nn.Module):
         self.factor = factor
         self.norm1, self.conv1 = _norm(c_in), nn.Conv2d(c_in, c_out, 3, padding=1)
         self.emb = nn.Linear(c_emb, 2 * c_out)
-        self.norm2, self.conv2 = _norm(c_out), _zero_conv(c_out, c_out)
+        self.norm2, self.conv2 = _norm(c_out, act=False), _zero_conv(c_out, c_out)
         self.skip = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:
         """``(B, c_in, h, w)``, ``(B, c_emb)`` → ``(B, c_out, factor·h, factor·w)``."""
-        y = self.conv1(self._resize(F.silu(self.norm1(x))))
+        y = self.conv1(self._resize(self.norm1(x)))
         scale, shift = self.emb(F.silu(emb))[:, :, None, None].chunk(2, dim=1)
         y = self.conv2(F.silu(self.norm2(y) * (1.0 + scale) + shift))
         out: Tensor = self.skip(self._resize(x)) + y
@@ -79,7 +80,7 @@ class ConditionedUNet(nn.Module):
                 c = width
             if level:
                 self.up.append(ConditionedBlock(c, c, c_emb, factor=2.0))
-        self.head = nn.Sequential(_norm(c), nn.SiLU(), _zero_conv(c, channels))
+        self.head = nn.Sequential(_norm(c), _zero_conv(c, channels))
 
     def embedding(self, t: Tensor, code: Tensor) -> Tensor:
         """What every block is told: the time's ``(B, 4·base)`` next to the code's, side by side."""

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from reshift.nets.groupnorm import GroupNorm
+
 
 def norm_groups(channels: int) -> int:
     """The (upper) median divisor of the width: 8, 16, 16, 32 for 64, 128, 256, 512."""
@@ -55,5 +57,5 @@ def _block(c_in: int, c_out: int) -> nn.Sequential:
     """Convolution, Swish, GroupNorm, twice."""
     layers: list[nn.Module] = []
     for a, b in ((c_in, c_out), (c_out, c_out)):
-        layers += [StandardisedConv(a, b), nn.SiLU(), nn.GroupNorm(norm_groups(b), b)]
+        layers += [StandardisedConv(a, b), nn.SiLU(), GroupNorm(norm_groups(b), b, act=False)]
     return nn.Sequential(*layers)

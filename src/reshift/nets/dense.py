@@ -7,16 +7,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from reshift.nets.groupnorm import GroupNorm
 
-def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(max(1, min(8, channels // 4)), channels)
+
+def _norm(channels: int) -> GroupNorm:
+    return GroupNorm(max(1, min(8, channels // 4)), channels)
 
 
 def _block(c_in: int, c_out: int) -> nn.Sequential:
     """Convolution, GroupNorm, SiLU, twice."""
     layers: list[nn.Module] = []
     for a in (c_in, c_out):
-        layers += [nn.Conv2d(a, c_out, 3, padding=1), _norm(c_out), nn.SiLU()]
+        layers += [nn.Conv2d(a, c_out, 3, padding=1), _norm(c_out)]
     return nn.Sequential(*layers)
 
 
@@ -29,7 +31,7 @@ class DenseDiscriminator(nn.Module):
             raise ValueError(f"{len(features)} feature maps need at least {len(features) + 1} widths, not {len(widths)}")
         self.down = nn.ModuleList(_block(a, b) for a, b in pairwise((channels, *widths)))
         halves = [(c, max(8, c_level // 2)) for c, c_level in zip(features, widths[1:], strict=False)]
-        self.adapt = nn.ModuleList(nn.Sequential(nn.Conv2d(c, half, 1), _norm(half), nn.SiLU()) for c, half in halves)
+        self.adapt = nn.ModuleList(nn.Sequential(nn.Conv2d(c, half, 1), _norm(half)) for c, half in halves)
         self.join = nn.ModuleList(_block(level + half, level) for level, (_, half) in zip(widths[1:], halves, strict=False))
         self.up = nn.ModuleList(_block(deep + shallow, shallow) for shallow, deep in reversed(list(pairwise(widths))))
         self.head = nn.Conv2d(widths[0], 1, 1)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from reshift.nets.groupnorm import GroupNorm
 from reshift.nets.unet import Attention
 
 
@@ -87,4 +88,4 @@ def _blocks(c_in: int, c_out: int, count: int) -> list[nn.Module]:
 
 
 def _head(c_in: int, c_out: int) -> list[nn.Module]:
-    return [nn.GroupNorm(math.gcd(32, c_in // 4), c_in), nn.SiLU(), nn.Conv2d(c_in, c_out, 3, padding=1)]
+    return [GroupNorm(math.gcd(32, c_in // 4), c_in), nn.Conv2d(c_in, c_out, 3, padding=1)]

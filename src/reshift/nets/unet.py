@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from reshift.nets.groupnorm import GroupNorm
+
 
 def timestep_embedding(t: Tensor, dim: int) -> Tensor:
     """Sinusoidal features of t, ``(B,)`` → ``(B, dim)``."""
@@ -24,9 +26,9 @@ class ResBlock(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, c_time: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.GroupNorm(_groups(c_in), c_in), nn.SiLU(), nn.Conv2d(c_in, c_out, 3, padding=1))
+        self.first = nn.Sequential(GroupNorm(_groups(c_in), c_in), nn.Conv2d(c_in, c_out, 3, padding=1))
         self.time = nn.Linear(c_time, c_out)
-        self.second = nn.Sequential(nn.GroupNorm(_groups(c_out), c_out), nn.SiLU(), _zero(nn.Conv2d(c_out, c_out, 3, padding=1)))
+        self.second = nn.Sequential(GroupNorm(_groups(c_out), c_out), _zero(nn.Conv2d(c_out, c_out, 3, padding=1)))
         self.skip = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:
@@ -42,7 +44,7 @@ class Attention(nn.Module):
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm = nn.GroupNorm(_groups(channels), channels)
+        self.norm = GroupNorm(_groups(channels), channels, act=False)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = _zero(nn.Conv2d(channels, channels, 1))
 
@@ -83,7 +85,7 @@ class UNet(nn.Module):
                 c = width
             if level:
                 self.up.append(nn.Conv2d(c, c, 3, padding=1))
-        self.head = nn.Sequential(nn.GroupNorm(_groups(c), c), nn.SiLU(), _zero(nn.Conv2d(c, channels, 3, padding=1)))
+        self.head = nn.Sequential(GroupNorm(_groups(c), c), _zero(nn.Conv2d(c, channels, 3, padding=1)))
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         """``z (B, C, h, w)``, ``t (B,)`` → ε of z's shape."""
