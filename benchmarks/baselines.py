@@ -61,7 +61,7 @@ RECIPES: dict[str, Recipe] = {
     "autoddpm": FAMILY,
     "thor-gaussian": FAMILY,
     "diffuse": Recipe({"epochs": 1500}, merge(COSINE, {"model": {"stride": 25}})),
-    "cddpm": Recipe({"pretraining_epochs": 400, "denoiser_epochs": 1200}, {"train": {"batch": 16, "schedule": "cosine"}}),
+    "cddpm": Recipe({"pretraining_epochs": 300, "denoiser_epochs": 600}, {"train": {"batch": 16, "schedule": "cosine"}}),
     # In so few updates the mask head learns nothing at the authors' weight of 0.001.
     "madad": Recipe(
         {"autoencoder_epochs": 1000, "denoiser_epochs": 2000},
