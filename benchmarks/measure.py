@@ -174,6 +174,6 @@ class Clocked(Source):
         self.taken += 1
         return super().batch(indices, following)
 
-    def batches(self) -> Iterator[Tensor]:
-        """All images once: what a stage looks at before its first step, which is not timed."""
-        yield super().batch(range(len(self)))
+    def batches(self, indices: Sequence[int] | None = None) -> Iterator[Tensor]:
+        """Images once: what a stage looks at before its first step, which is not timed."""
+        yield super().batch(range(len(self)) if indices is None else indices)

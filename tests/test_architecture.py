@@ -36,22 +36,28 @@ ALLOWED: dict[str, set[str]] = {
     "optimise": {"config", "methods", "runtime"},
     "train": {"checkpoint", "config", "data", "errors", "methods", "optimise", "progress", "runlog", "runtime", "stagecache"},
     "predict": {"acquisition", "bundle", "calibrate", "config", "data", "errors", "metrics", "nets", "progress", "runtime"},
-    "score": {"acquisition", "bundle", "data", "errors", "picture", "predict", "progress", "score_volume", "write"},
+    "score": {"acquisition", "bundle", "data", "errors", "picture", "predict", "progress", "score_volume", "scores", "write"},
+    "ray_cluster": {"", "errors", "write"},
+    "score_ray": {"", "data", "errors", "methods", "predict", "ray_cluster", "score"},
+    "scores": {"write"},
     "score_volume": {"calibrate", "data", "dicom_out", "errors", "picture", "predict", "progress", "write"},
     "evaluate": {"acquisition", "data", "errors", "metrics", "nets", "normative", "predict", "progress", "report", "write"},
     "dicom_out": {"", "data", "errors", "picture", "write"},
     "check": {"data", "errors", "progress"},
     "check_page": {"check", "data", "progress", "report"},
     "compare": {"errors", "methods", "metrics", "report", "results", "write"},
-    "pipeline": {"", "acquisition", "bundle", "calibrate", "config", "data", "errors", "methods", "predict", "runtime", "train",
-                 "write"},
+    "pipeline": {"", "acquisition", "bundle", "calibrate", "config", "data", "errors", "methods", "metrics", "predict", "runtime",
+                 "train", "write"},
     "shiftbank": set(),
     "select": {"config", "data", "errors", "metrics", "pipeline", "predict", "progress", "shiftbank", "write"},
     "demo": {"data", "evaluate", "pipeline", "predict", "score", "write"},
     "datasets": {"", "config", "data", "datasets", "errors", "progress", "write"},
+    "bench": {"", "bench", "bundle", "calibrate", "config", "data", "errors", "evaluate", "figures", "methods", "metrics",
+              "pipeline", "predict", "ray_cluster", "runtime", "stagecache", "train", "write"},
+    "cli_bench": {"bench"},
     "cli_data": {"check", "check_page", "data", "datasets", "errors", "write"},
-    "cli": {"", "bundle", "cli_data", "cli_info", "compare", "config", "data", "demo", "errors", "evaluate", "figures",
-            "pipeline", "predict", "report", "results", "score", "select"},
+    "cli": {"", "bundle", "cli_bench", "cli_data", "cli_info", "compare", "config", "data", "demo", "errors", "evaluate",
+            "figures", "pipeline", "predict", "report", "results", "score", "score_ray", "select"},
     "cli_info": {"bundle", "methods"},
     "__main__": {"cli"},
     "": {"predict"},
@@ -103,7 +109,9 @@ def test_metrics_need_numpy_alone(path: Path) -> None:
 
 
 def test_no_method_imports_another() -> None:
-    shared = {f"reshift.methods{part}" for part in ("", ".detector", ".pixel_diffusion", ".dmd_settings", ".shifts")}
+    shared = {
+        f"reshift.methods{part}" for part in ("", ".detector", ".pixel_diffusion", ".dmd_settings", ".shifts", ".annotations")
+    }
     allowed = {"reshift.py": {"reshift.methods.dmd"}}  # the successor holds the paper's method and uses it from outside
     for path in (PACKAGE / "methods").glob("*.py"):
         others = {name for name in imports(path) if name.startswith("reshift.methods")} - shared - allowed.get(path.name, set())

@@ -194,7 +194,7 @@ def test_the_sample_bounds_what_the_coreset_sees(monkeypatch: pytest.MonkeyPatch
         seen.append(rows)
         return greedy_coreset(rows, count)
 
-    monkeypatch.setattr(patchcore, "greedy_coreset", coreset)
+    monkeypatch.setattr(patches, "greedy_coreset", coreset)
     whole, some, again = (fitted(bank=16, sample=n) for n in (10_000, 500, 500))
     assert [len(rows) for rows in seen] == [6 * 784, 500, 500]
     assert torch.equal(some.bank, again.bank)

@@ -28,6 +28,12 @@ def build(**settings: Any) -> Reshift:
     return Reshift(ReshiftSettings(**(SMALL | settings)), SIZE, 1)
 
 
+def remember(model: Reshift) -> None:
+    """Each fold its own eight images."""
+    for fold in range(model.folds):
+        model._remember([images(8, seed=100 * fold)], fold)
+
+
 def images(count: int = 4, seed: int = 0) -> Tensor:
     x = torch.rand(count, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) - 0.5
     x[:, :, :4] = -1.0  # nothing above the head
@@ -60,7 +66,7 @@ def test_stages_in_order_each_member_by_itself() -> None:
 
 
 def test_the_loss_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(features="off", sources=("offset",))
+    model = build(features="off", sources=("offset",), marks=0.0)
     seen = list[Shifted]()
 
     def spy(*args: Any, **named: Any) -> Shifted:
@@ -77,7 +83,7 @@ def test_the_loss_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.Monkey
 def test_the_loss_moves_one_member_and_not_the_paper_s_networks() -> None:
     model = build()
     model.eval()
-    model._remember([images(8)])
+    remember(model)
     model._discriminate(1, images(), Step(torch.Generator().manual_seed(0)))["loss"].backward()
     moved = {name for name, p in model.named_parameters() if p.grad is not None and float(p.grad.abs().sum()) > 0}
     assert moved
@@ -103,9 +109,9 @@ def test_settling_centres_both_witnesses_on_unseen_normals() -> None:
     model = build(sources=("offset",))
     model.eval()
     with torch.no_grad():
-        model._remember([images(8)])
+        remember(model)
         unseen = images(6, seed=5)
-        model.settle([unseen[:4], unseen[4:]])
+        model.settle([(unseen[:4], None), (unseen[4:], None)])
         inside = enclosed(unseen) > 0
         for witness, centre, spread in zip(model._witnesses(unseen), model.centre, model.spread, strict=True):
             assert float(centre) == pytest.approx(float(witness[inside].mean()), abs=1e-4)
@@ -117,8 +123,8 @@ def test_the_map_is_the_weighted_mean_of_z_scores_and_the_score_its_highest_pixe
     model.eval()
     x = images(1, seed=3)
     with torch.no_grad():
-        model._remember([images(8)])
-        model.settle([images(6, seed=5)])
+        remember(model)
+        model.settle([(images(6, seed=5), None)])
         logits, distance = model._witnesses(x)
         found = model.predict(x)
     z, nn = (logits - model.centre[0]) / model.spread[0], (distance - model.centre[1]) / model.spread[1]

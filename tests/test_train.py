@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,8 @@ def test_every_image_is_seen_equally_often(manifest: Path, tmp_path: Path) -> No
             seen.extend(indices)
             return super().batch(indices, following)
 
-        def batches(self) -> Any:
-            return iter([super().batch(range(len(self)))])
+        def batches(self, indices: Sequence[int] | None = None) -> Any:
+            return iter([super().batch(range(len(self)) if indices is None else indices)])
 
     cases = [case for case in load_cases(manifest) if case.split == "train"][:20]  # 20 images, batches of 8: no even division
     plain = config(model={"stage1_epochs": 10, "stage2_epochs": 0})

@@ -57,6 +57,7 @@ class CalibrateConfig(Frozen):
     image_quantile: float = Field(0.95, gt=0.0, lt=1.0)
     pixel_quantile: float = Field(0.995, gt=0.0, lt=1.0)
     training_sample: int = Field(1000, ge=1, description="training images scored for the paper's rule, at most")
+    unseen_sample: int = Field(1000, ge=1, description="training images scored by what has not seen them, at most")
     features: Literal["auto", "off"] = Field("auto", description="auto: compare image features too (extra: features)")
 
 

@@ -4,10 +4,11 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from reshift import __version__, methods
 from reshift.acquisition import Acquisition, fit_acquisition, fit_features
@@ -15,14 +16,16 @@ from reshift.bundle import Bundle, build, load_bundle, save_bundle, save_calibra
 from reshift.calibrate import Calibration, reference
 from reshift.config import Config, merge, parse
 from reshift.data.manifest import Case, expand, fingerprint, hold_out, load_cases
-from reshift.data.source import Source, check_images
+from reshift.data.source import Source, check_images, folds
 from reshift.errors import UserError
+from reshift.metrics.pixels import PixelHistogram
 from reshift.predict import Model, NormalScores, normal_scores
 from reshift.runtime import pick_device, precision, processes
 from reshift.train import CHECKPOINT, as_module, fit
 from reshift.write import atomic_json, sweep, writable_folder
 
 MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
+_NONE = np.empty((0, 0))
 FREE = ("cache", "device", "log_every", "checkpoint_seconds", "tensorboard")  # train settings that may change on resume
 
 
@@ -60,8 +63,7 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
             return out / "bundle"
     facts = _facts(data, kept, held, stamp["data"], seconds)
     model = Model(Bundle(detector, config, None, facts, ""), config.train.device)
-    _settle(model, held or kept)
-    calibration = _calibration(model, held, kept)
+    calibration = calibrated(model, kept, held)
     save_bundle(out / "bundle", as_module(detector), config, calibration, facts)
     (out / CHECKPOINT).unlink(missing_ok=True)  # the bundle has the weights; the moments are of no more use
     return out / "bundle"
@@ -76,13 +78,13 @@ def calibrate_bundle(folder: Path, data: Path, device: str = "auto") -> Calibrat
     settings = bundle.config.calibrate
     model = Model(bundle, device)
     cases = expand(cases, bundle.config.data)
-    found = normal_scores(model, cases, "calibrating")
+    found = normal_scores(model, cases, "calibrating on these normals")
     before = bundle.calibration.training if bundle.calibration else None
     known = bundle.calibration.acquisition if bundle.calibration else None
     calibration = Calibration(
         image_quantile=settings.image_quantile, pixel_quantile=settings.pixel_quantile, default="held-out",
         held_out=reference(found.scores, found.pixels, settings), training=before,
-        acquisition=_seen_from(known, found) if known else _acquisition(model, found, found),
+        acquisition=_seen_from(known, found) if known else _acquisition(model, [found], [found]),
     )  # fmt: skip
     save_calibration(folder, calibration)
     return calibration
@@ -104,36 +106,73 @@ def split_normals(cases: Sequence[Case], config: Config, data: Path) -> tuple[li
     return kept, held
 
 
-def _settle(model: Model, normals: Sequence[Case]) -> None:
-    """Show a method that asks for it the normals that it was not trained on, once."""
-    settle = getattr(model.detector, "settle", None)
-    if settle is not None:
-        with torch.inference_mode(), precision(model.device, "auto"):
-            settle(Source(normals, model.bundle.config.data, model.device).batches())
+class Unseen(NamedTuple):
+    """Normals that a method has not learned from, if it predicts without what has seen ``fold``."""
+
+    cases: list[Case]
+    fold: int | None
 
 
-def _calibration(model: Model, held: Sequence[Case], kept: Sequence[Case]) -> Calibration:
-    """Both references: held-out normals (recommended) and a sample of the training normals (the paper's rule)."""
+def calibrated(model: Model, kept: Sequence[Case], held: Sequence[Case]) -> Calibration:
+    """Settle the method if it wants to; both references: unseen normals (recommended), training normals (the paper's rule)."""
     settings = model.bundle.config.calibrate
-    sample = sorted(np.random.default_rng(0).permutation(len(kept))[: settings.training_sample].tolist())
-    unseen = normal_scores(model, held, "calibrating on held-out normals")
-    learned = normal_scores(model, [kept[i] for i in sample], "calibrating on training normals")
+    parts = unseen(model, kept, held)
+    _settle(model, parts or [Unseen(_sample(kept, settings.unseen_sample), None)])
+    found = [normal_scores(model, cases, _label(fold), fold) for cases, fold in parts]
+    learned = normal_scores(model, _sample(kept, settings.training_sample), "calibrating on training normals")
+    acquisition = _acquisition(model, found[:-1] or [learned], found[-1:])
+    everyone = found[0] if found else NormalScores([], PixelHistogram(), learned.descriptors[:0])
+    for other in found[1:]:
+        everyone = everyone.join(other)
     return Calibration(
         image_quantile=settings.image_quantile,
         pixel_quantile=settings.pixel_quantile,
         default=settings.reference,
-        held_out=reference(unseen.scores, unseen.pixels, settings),
+        held_out=reference(everyone.scores, everyone.pixels, settings),
         training=reference(learned.scores, learned.pixels, settings),
-        acquisition=_acquisition(model, learned, unseen),
+        acquisition=acquisition,
     )
 
 
-def _acquisition(model: Model, learned: NormalScores, unseen: NormalScores) -> Acquisition | None:
-    """Where the training normals lie by grey values and, where there is a feature network, by its features."""
-    known = fit_acquisition(learned.descriptors, unseen.descriptors)
-    if known is None or learned.features is None or unseen.features is None or model.embedder is None:
+def unseen(model: Model, kept: Sequence[Case], held: Sequence[Case]) -> list[Unseen]:
+    """Training normals fold by fold, where the method is cross-fitted, and held-out normals, where there are any."""
+    config, count = model.bundle.config, getattr(model.detector, "folds", 1)
+    groups = folds(kept, count, config.seed) if count > 1 else []
+    most = -(-config.calibrate.unseen_sample // max(1, count))
+    parts = [Unseen(_sample([kept[i] for i in group], most), k) for k, group in enumerate(groups)]
+    return parts + ([Unseen(list(held), None)] if held else [])
+
+
+def _label(fold: int | None) -> str:
+    return "calibrating on held-out normals" if fold is None else f"calibrating on normals of fold {fold + 1}"
+
+
+def _sample(cases: Sequence[Case], most: int) -> list[Case]:
+    return [cases[i] for i in sorted(np.random.default_rng(0).permutation(len(cases))[:most].tolist())]
+
+
+def _settle(model: Model, parts: Sequence[Unseen]) -> None:
+    """Show a method that asks for it the normals that it was not trained on, once."""
+    settle = getattr(model.detector, "settle", None)
+    if settle is None:
+        return
+    settings = model.bundle.config.data
+    with torch.inference_mode(), precision(model.device, "auto"):
+        settle((x, fold) for cases, fold in parts for x in Source(cases, settings, model.device).batches())
+
+
+def _acquisition(model: Model, learned: Sequence[NormalScores], others: Sequence[NormalScores]) -> Acquisition | None:
+    """Where some normals lie by grey values and, where there is a feature network, by its features, as seen from others."""
+    rows, other_rows = (np.concatenate([part.descriptors for part in parts]) if parts else _NONE for parts in (learned, others))
+    known = fit_acquisition(rows, other_rows)
+    if known is None or model.embedder is None:
         return known
-    return known.model_copy(update={"features": fit_features(learned.features, unseen.features, model.embedder.name)})
+    seen, other_seen = (_features(parts) for parts in (learned, others))
+    return known.model_copy(update={"features": fit_features(seen, other_seen, model.embedder.name)})
+
+
+def _features(parts: Sequence[NormalScores]) -> NDArray[np.float64]:
+    return np.concatenate([part.features for part in parts if part.features is not None] or [_NONE])
 
 
 def _seen_from(known: Acquisition, found: NormalScores) -> Acquisition:

@@ -44,12 +44,21 @@ class Result:
 
 
 class NormalScores(NamedTuple):
-    """What a calibration is made of."""
+    """What a calibration is made of: one row per image, and all their pixels."""
 
     scores: list[float]
     pixels: PixelHistogram
     descriptors: NDArray[np.float64]  # (n, d), see acquisition.describe
     features: NDArray[np.float64] | None = None  # (n, 1280), see Model.embed
+
+    def join(self, other: "NormalScores") -> "NormalScores":
+        """Both; the pixels are counted into one histogram, this one's."""
+        self.pixels.merge(other.pixels)
+        known = self.features is not None and other.features is not None
+        features = np.concatenate([self.features, other.features]) if known else None
+        return NormalScores(
+            self.scores + other.scores, self.pixels, np.concatenate([self.descriptors, other.descriptors]), features
+        )
 
 
 class Model:
@@ -84,11 +93,12 @@ class Model:
         found = zip(scores, maps, inputs, self.judge(stack), strict=True)
         return [self._result(score, heatmap, item, judged) for score, heatmap, item, judged in found]
 
-    def run(self, pixels: NDArray[np.float32]) -> tuple[list[float], NDArray[np.float32]]:
-        """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps."""
+    def run(self, pixels: NDArray[np.float32], without: int | None = None) -> tuple[list[float], NDArray[np.float32]]:
+        """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps; ``without`` what has seen this fold, if a method can."""
         amp = "auto" if getattr(self.detector, "bf16", False) else "off"
+        fold = {} if without is None else {"without": without}
         with torch.inference_mode(), precision(self.device, amp):
-            prediction = self.detector.predict(torch.from_numpy(pixels).to(self.device))
+            prediction = self.detector.predict(torch.from_numpy(pixels).to(self.device), **fold)
         heatmap: NDArray[np.float32] = prediction.heatmap.float().cpu().numpy()
         return prediction.score.double().cpu().tolist(), heatmap
 
@@ -156,14 +166,14 @@ def load_model(path: Path, device: str = "auto", reference: str | None = None) -
     return Model(bundle, device)
 
 
-def normal_scores(model: Model, cases: Sequence[Case], label: str) -> NormalScores:
-    """Score normal images."""
+def normal_scores(model: Model, cases: Sequence[Case], label: str, without: int | None = None) -> NormalScores:
+    """Score normal images, ``without`` what has learned from this fold."""
     scores, pixels, descriptors, features = list[float](), PixelHistogram(), list[NDArray[np.float64]](), []
     with progress(label, len(cases)) as advance:
         loading = ahead(lambda case: model.prepare(read_picture(case.image, case.slice)), cases)
         for group in grouped(loading, model.batch):
             batch = np.stack([future.result().pixels for _, future in group])
-            batch_scores, maps = model.run(batch)
+            batch_scores, maps = model.run(batch, without)
             descriptors += [describe(image) for image in batch]
             embedded = model.embed(batch)
             features += [] if embedded is None else [*embedded]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reshift.checkpoint import Position, load_checkpoint, restore_model, restore_optimiser, save_checkpoint
 from reshift.config import Config, TrainConfig
-from reshift.data.source import Source
+from reshift.data.source import Source, folds
 from reshift.errors import Stopped, UserError
 from reshift.methods.detector import Detector, Stage, Step
 from reshift.optimise import Trained, adamw, learning_rate, one_step, set_rate
@@ -70,7 +70,8 @@ def fit(detector: Detector, source: Source, config: Config, folder: Path, place:
 def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict[str, Tensor], stopped: Event) -> None:
     config, place = run.config.train, run.place
     total = stage.epochs * math.ceil(len(run.source) / run.batch) if stage.steps is None else stage.steps
-    trained = _prepare(stage, run.module, run.source, config, fresh=first == 0)
+    groups = folds(run.source.cases, stage.folds, run.config.seed)
+    trained = _prepare(stage, run.module, run.source, groups, config, fresh=first == 0)
     for i, (_, optimiser) in enumerate(trained if first else ()):
         restore_optimiser(optimiser, i, tensors)
     step = Step(torch.Generator(run.source.device), place.rank, place.world)
@@ -78,7 +79,7 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
     lr = partial(learning_rate, config, total)
     saved = time.monotonic()
     with progress(stage.name, total, first, quiet=place.rank > 0) as advance:
-        for index, images in _stream(run, number, first, total):
+        for index, images in _stream(run, number, groups, first, total):
             step.generator.manual_seed(_mix(run.config.seed, number, index))
             due = tuple(pair for pair in trained if index % pair.objective.every == 0)
             set_rate(due, lr(index))
@@ -119,36 +120,46 @@ def _stop_signals() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def _prepare(stage: Stage, module: nn.Module, source: Source, config: TrainConfig, *, fresh: bool) -> list[Trained]:
+def _prepare(
+    stage: Stage, module: nn.Module, source: Source, groups: Sequence[Sequence[int]], config: TrainConfig, *, fresh: bool
+) -> list[Trained]:
     """Freeze what this stage does not train, let it look at the data once, and make one AdamW per objective."""
     module.eval().requires_grad_(False)
     if fresh and stage.begin is not None:
         with torch.no_grad():
-            stage.begin(source.batches())
+            for k, group in enumerate(groups):
+                stage.begin(source.batches(group), *([k] if len(groups) > 1 else []))
     for objective in stage.objectives:
         for part in objective.modules:
             part.train().requires_grad_(True)
     return [Trained(objective, adamw(objective, config, gpu=source.device.type == "cuda")) for objective in stage.objectives]
 
 
-def _stream(run: _Run, stage: int, first: int, total: int) -> Iterator[tuple[int, Tensor]]:
+def _stream(run: _Run, stage: int, groups: Sequence[list[int]], first: int, total: int) -> Iterator[tuple[int, Tensor]]:
     """Yield this process's share of every batch. Batches are cut from an endless row of shuffles, so all have the same size.
 
-    Which images a step sees follows from its number alone; that is what makes resuming exact.
+    Which images a step sees follows from its number alone; that is what makes resuming exact. Of several groups, each gives
+    the same number of images to every batch, one group after the other.
     """
-    n, share, seed = len(run.source), run.batch // run.place.world, run.config.seed
+    share = max(1, run.batch // len(groups) // run.place.world)  # images of one group for one process
 
     def mine(step: int) -> list[int]:
-        begin = step * run.batch + run.place.rank * share
-        return [_shuffled(seed, stage, i // n, n)[i % n] for i in range(begin, begin + share)]
+        begin = (step * run.place.world + run.place.rank) * share
+        return [i for k, group in enumerate(groups) for i in _cut(group, begin, share, (run.config.seed, stage), k)]
 
     for step in range(first, total):
         yield step, run.source.batch(mine(step), following=mine(step + 1) if step + 1 < total else ())
 
 
-@lru_cache(maxsize=4)  # a step touches at most a few neighbouring epochs
-def _shuffled(seed: int, stage: int, epoch: int, n: int) -> list[int]:
-    order: list[int] = np.random.default_rng([seed, stage, epoch]).permutation(n).tolist()
+def _cut(group: Sequence[int], begin: int, count: int, seed: tuple[int, int], k: int) -> list[int]:
+    """``count`` images from place ``begin`` of the endless row of shuffles of one group."""
+    n = len(group)
+    return [group[_shuffled((*seed, i // n, *([k] if k else [])), n)[i % n]] for i in range(begin, begin + count)]
+
+
+@lru_cache(maxsize=32)  # a step touches at most a few neighbouring epochs of each group
+def _shuffled(seed: tuple[int, ...], n: int) -> list[int]:
+    order: list[int] = np.random.default_rng(seed).permutation(n).tolist()
     return order
 
 
@@ -201,7 +212,7 @@ def _shared(run: _Run, stages: Sequence[Stage], data: str) -> Identity | None:
         seed=run.config.seed,
         images=run.config.data.model_dump(exclude={"memory_gb"}),
         train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=set(deciding)),
-        stages=[[stage.name, stage.epochs, stage.steps, dict(stage.decided_by or {})] for stage in stages],
+        stages=[[stage.name, stage.epochs, stage.steps, stage.folds, dict(stage.decided_by or {})] for stage in stages],
     )
 
 

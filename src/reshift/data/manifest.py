@@ -99,6 +99,21 @@ def hold_out(cases: Sequence[Case], share: float, shuffle: Callable[[int], Seque
     return [c for c in cases if c.subject not in out], [c for c in cases if c.subject in out]
 
 
+def deal(cases: Sequence[Case], folds: int, shuffle: Callable[[int], Sequence[int]]) -> list[int]:
+    """The fold of every case, a subject's all in one: each subject goes to the fold that has the fewest images so far.
+
+    Where there are fewer subjects than folds, each case counts as a subject.
+    """
+    sizes = Counter(case.subject for case in cases)
+    names = [case.subject for case in cases] if len(sizes) >= folds else [str(i) for i in range(len(cases))]
+    sizes, dealt, loads = Counter(names), dict[str, int](), [0] * folds
+    subjects = sorted(sizes)
+    for index in shuffle(len(subjects)):
+        dealt[subjects[index]] = fold = loads.index(min(loads))
+        loads[fold] += sizes[subjects[index]]
+    return [dealt[name] for name in names]
+
+
 def fingerprint(cases: Sequence[Case]) -> str:
     """Return a hash of what was learned from: names, subjects and the bytes of every file."""
     digest = hashlib.blake2b(digest_size=16)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reshift.config import DataConfig
-from reshift.data.manifest import Case
+from reshift.data.manifest import Case, deal
 from reshift.data.prepare import prepare
 from reshift.data.read import read_picture
 
@@ -43,14 +43,21 @@ class Source:
             self.ahead = {tuple(following): self.reader.submit(self._load, following)}
         return (waiting.result() if waiting else self._load(indices)).to(self.device)
 
-    def batches(self) -> Iterator[Tensor]:
-        """All images once, in order."""
-        for start in range(0, len(self), CHUNK):
-            yield self.batch(range(start, min(start + CHUNK, len(self))))
+    def batches(self, indices: Sequence[int] | None = None) -> Iterator[Tensor]:
+        """All images, or those at ``indices``, once, in order."""
+        chosen = range(len(self)) if indices is None else indices
+        for start in range(0, len(chosen), CHUNK):
+            yield self.batch(chosen[start : start + CHUNK])
 
     def _load(self, indices: Sequence[int]) -> Tensor:
         pixels = self.pool.map(lambda i: _prepared(self.cases[i], self.config), indices)
         return torch.from_numpy(np.stack(list(pixels)))
+
+
+def folds(cases: Sequence[Case], count: int, seed: int) -> list[list[int]]:
+    """The places of ``cases`` in each of ``count`` folds; a subject is in one. The same for the same cases and seed."""
+    of = deal(cases, count, lambda n: np.random.default_rng([seed, count]).permutation(n).tolist())
+    return [[i for i, fold in enumerate(of) if fold == k] for k in range(count)]
 
 
 def check_images(cases: Sequence[Case], config: DataConfig) -> None:

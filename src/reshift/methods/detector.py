@@ -1,6 +1,6 @@
 """The protocol every method follows, and what the training loop hands to a loss."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -83,18 +83,23 @@ class Stage(NamedTuple):
     name: str
     epochs: int
     objectives: tuple[Objective, ...]
-    begin: Callable[[Iterable[Tensor]], None] | None = None  # sees the training images once, before the first step
+    begin: Callable[..., None] | None = None  # sees the training images once, before the first step: begin(batches)
     # The settings that decide what this stage learns, beside data, seed and [train]. A stage that names them is trained once:
     # whoever needs the same again, be it another method, takes it from the cache. None: never shared.
     decided_by: Mapping[str, Any] | None = None
     steps: int | None = None  # in place of epochs, where the number of images should not matter
+    # Above 1, subjects are dealt into so many folds: a batch then has equal parts, ``x.chunk(folds)[k]`` of fold k, and
+    # ``begin(batches, k)`` is called once for each. A part of the method that leaves fold k out has those images unseen.
+    folds: int = 1
 
 
 class Detector(Protocol):
     """What ``train``, ``predict`` and ``bench`` need of a method; every detector is also an ``nn.Module``.
 
-    Optional: ``bf16 = True`` lets ``predict`` run in bf16 on a GPU; ``settle(images)`` sees normals that were not trained on,
+    Optional: ``bf16 = True`` lets ``predict`` run in bf16 on a GPU; ``settle(batches)`` sees normals that were not trained on,
     once, after the last stage; ``notes()`` are lines a user should read; ``features``, ``pseudo_healthy`` as in ``dmd``.
+    With ``folds`` above 1, as in its stages, ``predict(x, without=k)`` uses nothing that has seen fold k: thresholds then come
+    from all training normals. ``settle`` gets pairs (batch, fold); the fold of images that no part has seen is None.
     """
 
     def stages(self) -> Sequence[Stage]:

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from reshift.config import Frozen
 from reshift.core.filters import gaussian_blur
 from reshift.methods.detector import Prediction, Stage, batch_invariant
-from reshift.nets.patches import DIMS, as_rows, feature_net, greedy_coreset, nearest, patch_features
+from reshift.nets.patches import DIMS, Sample, as_rows, feature_net, nearest, patch_features
 
 PASS = 16  # images through the feature network at once while remembering
 
@@ -78,17 +78,11 @@ class PatchCore(nn.Module):
         return (Stage("memory", 0, (), begin=self._remember, decided_by=decided_by),)
 
     def _remember(self, images: Iterable[Tensor]) -> None:
-        """Fill the bank. Every patch draws a random key, and the lowest keys stay: a fair sample of a stream."""
-        generator, limit = torch.Generator().manual_seed(0), self.settings.sample
-        rows, keys = self.bank[:0], torch.empty(0, dtype=torch.float64, device=self.bank.device)
+        """Fill the bank from a fair sample of all training patches."""
+        sample = Sample(self.settings.sample, self.bank.shape[1], self.bank.device, torch.Generator().manual_seed(0))
         for x in images:
-            new = torch.cat([as_rows(self._patches(part)) for part in x.split(PASS)])
-            drawn = torch.rand(len(new), generator=generator, dtype=torch.float64)
-            rows, keys = torch.cat([rows, new]), torch.cat([keys, drawn.to(keys.device)])
-            if len(rows) > limit:
-                kept = keys.topk(limit, largest=False).indices.sort().values
-                rows, keys = rows[kept], keys[kept]
-        self.bank.copy_(rows[greedy_coreset(rows, len(self.bank))])
+            sample.add(torch.cat([as_rows(self._patches(part)) for part in x.split(PASS)]))
+        self.bank.copy_(sample.coreset(len(self.bank)))
 
     def _patches(self, x: Tensor) -> Tensor:
         """``(B, C, H, W)`` → ``(B, d, h, w)``, by the network on the bank's own device."""

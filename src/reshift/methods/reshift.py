@@ -6,6 +6,9 @@ among them the paper's own masked latent restoration with the decoder's error ta
 frozen ImageNet features, if the extra ``features`` is installed; the distance of those features to the nearest of the training
 normals is a second witness. Both are measured in units of their spread over normals that were not trained on, and averaged.
 
+There are several discriminators, and each leaves out one fold of the subjects, as does a part of the memory: so every training
+normal is unseen by one of them, all normals can be learned from, and thresholds come from all of them.
+
 Map: softplus of that average, 0 outside the anatomy. Image score: the mean of the map's highest ``top`` pixels. The paper's own
 score and map remain: ``paper``.
 """
@@ -23,17 +26,19 @@ from torch.nn import functional as F
 from reshift.config import Frozen
 from reshift.core.augment import random_affine
 from reshift.core.filters import gaussian_blur
+from reshift.methods.annotations import drawn_marks, paint
 from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
 from reshift.methods.dmd import DMD
 from reshift.methods.dmd_settings import DMDSettings
 from reshift.methods.shifts import SOURCES, Source, enclosed, shift
 from reshift.nets.dense import DenseDiscriminator
 from reshift.nets.features import EXTRA
-from reshift.nets.patches import DIMS, as_rows, feature_net, greedy_coreset, nearest, patch_features
+from reshift.nets.patches import DIMS, Sample, as_rows, feature_net, nearest, patch_features
 
 FEATURE_CHANNELS = {"efficientnet-lite0": (24, 40, 112), "off": ()}
 PASS = 16  # images looked at at once where nothing is learned
 RESTORATION = "restoration"
+VISIBLE = 0.3  # how much of a pixel a painted mark covers, where it counts as one
 
 SourceName = Literal["offset", "gain", "swap", "mix", "texture", "restoration"]
 
@@ -42,12 +47,13 @@ class ReshiftSettings(Frozen):
     """What is discriminated, by what network, and how the two witnesses become a map and a score."""
 
     steps: int = Field(2000, ge=0)  # of the discriminator
-    members: int = Field(3, ge=1)  # discriminators, trained beside each other on their own shifts; their logits are averaged
+    members: int = Field(4, ge=1)  # discriminators, each trained without its own fold of the subjects; logits are averaged
     widths: Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], Field(min_length=4)] = (32, 64, 128, 256)
     sources: tuple[SourceName, ...] = ("offset", "gain", "swap", "mix", "texture", "restoration")
     smallest: float = Field(0.023, gt=0.0)  # radius of a blob, in sides of the image
     largest: float = Field(0.35, gt=0.0)
     untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
+    marks: float = Field(0.3, ge=0.0, le=1.0)  # share of images with text or calipers painted in, which are no shift
     degrees: float = Field(8.0, ge=0.0)  # augmentation
     move: float = Field(0.06, ge=0.0)
     zoom: float = Field(0.12, ge=0.0, lt=1.0)
@@ -82,7 +88,7 @@ class Reshift(nn.Module):
     Settings: ClassVar[type[Frozen]] = ReshiftSettings
     bf16: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"train": {"batch": 32, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05}},
+        "paper": {"data": {"holdout": 0.0}, "train": {"batch": 32, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05}},
         "quick": {
             "train": {"batch": 8, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05},
             "model": {
@@ -92,6 +98,7 @@ class Reshift(nn.Module):
         },
     }  # fmt: skip
     bank: Tensor
+    marks: Tensor
     centre: Tensor
     spread: Tensor
 
@@ -101,13 +108,16 @@ class Reshift(nn.Module):
         deepest = 2 ** (len(s.widths) - 1)
         if size % deepest:
             raise ValueError(f"data.size {size} is not a multiple of {deepest}, which {len(s.widths)} widths need")
-        self.size, self.restores = size, RESTORATION in s.sources
+        self.size, self.restores, self.remembers = size, RESTORATION in s.sources, s.features != "off"
         self.dmd = DMD(s.dmd, size, channels) if self.restores else nn.Identity()
         seen = FEATURE_CHANNELS[s.features]
         self.members = nn.ModuleList(DenseDiscriminator(channels, s.widths, seen) for _ in range(s.members))
         if seen:
             feature_net(s.features, "cpu")  # missing weights show now
-        self.register_buffer("bank", torch.zeros(s.bank if seen else 0, DIMS.get(s.features, 0)))
+        self.folds = s.members
+        rows = s.bank // self.folds if seen else 0
+        self.register_buffer("bank", torch.zeros(self.folds, rows, DIMS.get(s.features, 0)))  # one part per fold
+        self.register_buffer("marks", drawn_marks() if s.marks else torch.empty(0), persistent=False)
         self.register_buffer("centre", torch.zeros(2))  # of the witnesses over unseen normals: discriminator, distance
         self.register_buffer("spread", torch.ones(2))
 
@@ -126,22 +136,30 @@ class Reshift(nn.Module):
         decided = {"what": "dense shift discriminator", **learned}
         objectives = tuple(Objective((member,), partial(self._discriminate, i)) for i, member in enumerate(self.members))
         stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
-        if len(self.bank):
-            facts = {"what": "coreset of unit patches", "features": s.features, "bank": s.bank, "sample": s.sample}
-            stages.append(Stage("memory", 0, (), self._remember, facts))
-        return (*stages, Stage("discriminator", 0, objectives, None, decided, s.steps))
+        if self.remembers:
+            facts = {
+                "what": "coreset of unit patches",
+                **s.model_dump(include={"features", "bank", "sample"}),
+                "marks": s.marks > 0,
+            }
+            stages.append(Stage("memory", 0, (), self._remember, facts, folds=self.folds))
+        return (*stages, Stage("discriminator", 0, objectives, None, decided, s.steps, self.folds))
 
-    def _remember(self, images: Iterable[Tensor]) -> None:
-        """Fill the bank from a fair sample of all training patches: the lowest of random keys stay."""
-        generator = torch.Generator().manual_seed(0)
-        rows, keys = self.bank[:0], torch.empty(0, device=self.bank.device)
-        for x in images:
-            new = torch.cat([as_rows(self._patches(self._maps(part))) for part in x.split(PASS)])
-            rows = torch.cat([rows, new])
-            keys = torch.cat([keys, torch.rand(len(new), generator=generator).to(keys.device)])
-            kept = keys.topk(min(len(keys), self.settings.sample), largest=False).indices.sort().values
-            rows, keys = rows[kept], keys[kept]
-        self.bank.copy_(rows[greedy_coreset(rows, len(self.bank))])
+    def _remember(self, images: Iterable[Tensor], fold: int = 0) -> None:
+        """Fill one part of the bank from a fair sample of the fold's patches; an eighth of it shows painted marks."""
+        s, device, generator = self.settings, self.bank.device, torch.Generator().manual_seed(0)
+        plain, marked = (Sample(max(1, s.sample // self.folds // n), self.bank.shape[2], device, generator) for n in (1, 4))
+        step = Step(torch.Generator(device).manual_seed(fold))
+        for x in (part for batch in images for part in batch.split(PASS)):
+            plain.add(as_rows(self._patches(self._maps(x))))
+            if s.marks:
+                image, where = paint(x, self.marks, step, share=1.0)
+                patches = self._patches(self._maps(image))
+                marked.add(as_rows(patches)[F.adaptive_max_pool2d(where, patches.shape[-2:]).flatten() > VISIBLE])
+        size = self.bank.shape[1]
+        share = size // 8 if len(marked.rows) else 0
+        parts = [plain.coreset(size - share), *([marked.coreset(share)] if share else [])]
+        self.bank[fold] = torch.cat(parts)
 
     def _sources(self) -> dict[str, Source]:
         known = {**SOURCES, RESTORATION: self._restoration}
@@ -154,6 +172,7 @@ class Reshift(nn.Module):
         """Pixel-wise cross-entropy inside the anatomy, on freshly shifted, augmented normals."""
         s = self.settings
         with torch.no_grad():
+            x = _without(x.chunk(self.folds), member if self.folds > 1 else None)
             both = torch.cat([x, x.roll(1, 0)])
             both = random_affine(both, step.uniform(len(x), 10).view(-1, 5), s.degrees, s.move, s.zoom)
             x, other = both.chunk(2)
@@ -161,17 +180,19 @@ class Reshift(nn.Module):
                 _photometric(x, step), other, self._sources(), step,
                 smallest=s.smallest, largest=s.largest, untouched=s.untouched,
             )  # fmt: skip
-            maps = self._maps(found.image)
-        logits = self.members[member](found.image, maps).to(x.dtype)
-        errors = F.binary_cross_entropy_with_logits(logits, found.where, reduction="none") * found.inside
-        return {"loss": errors.sum() / found.inside.sum().clamp(min=1.0)}
+            image, painted = paint(found.image, self.marks, step, share=s.marks) if s.marks else (found.image, found.inside)
+            inside = torch.maximum(found.inside, (painted > VISIBLE).to(x.dtype))  # a word beside the head is no shift, either
+            maps = self._maps(image)
+        logits = self.members[member](image, maps).to(x.dtype)
+        errors = F.binary_cross_entropy_with_logits(logits, found.where, reduction="none") * inside
+        return {"loss": errors.sum() / inside.sum().clamp(min=1.0)}
 
-    def settle(self, images: Iterable[Tensor]) -> None:
-        """See normals that were not trained on: centre and spread of both witnesses inside the anatomy."""
+    def settle(self, batches: Iterable[tuple[Tensor, int | None]]) -> None:
+        """See normals, each by what was not trained on it: centre and spread of both witnesses inside the anatomy."""
         n, total, squares = 0.0, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        for x in (part for batch in images for part in batch.split(PASS)):
+        for x, fold in ((part, fold) for batch, fold in batches for part in batch.split(PASS)):
             inside = enclosed(x).double()
-            for i, witness in enumerate(self._witnesses(x)):
+            for i, witness in enumerate(self._witnesses(x, fold)):
                 total[i] += float((witness.double() * inside).sum())
                 squares[i] += float((witness.double().square() * inside).sum())
             n += float(inside.sum())
@@ -183,7 +204,7 @@ class Reshift(nn.Module):
 
     def _maps(self, x: Tensor) -> list[Tensor]:
         """Frozen features, never in half precision: distances want their digits. None without the extra."""
-        if not len(self.bank):
+        if not self.remembers:
             return []
         with torch.autocast(x.device.type, enabled=False):
             return feature_net(self.settings.features, str(self.bank.device)).maps(x.float())
@@ -191,27 +212,40 @@ class Reshift(nn.Module):
     def _patches(self, maps: list[Tensor]) -> Tensor:
         return patch_features(maps, unit=True)
 
-    def _witnesses(self, x: Tensor) -> list[Tensor]:
-        """Mean logit of the discriminators and distance to normal patches, ``(B, 1, H, W)`` each."""
+    def _witnesses(self, x: Tensor, without: int | None = None) -> list[Tensor]:
+        """Mean logit of the discriminators and distance to normal patches, ``(B, 1, H, W)`` each; ``without`` a fold."""
         maps = self._maps(x)
-        logits = self._logits(x, maps)
+        logits = self._logits(x, maps, without)
         if self.settings.flips:
-            logits = (logits + self._logits(x.flip(-1), self._maps(x.flip(-1))).flip(-1)) / 2.0
+            logits = (logits + self._logits(x.flip(-1), self._maps(x.flip(-1)), without).flip(-1)) / 2.0
         if not maps:
             return [logits]
         patches = self._patches(maps)
-        distance = nearest(as_rows(patches), self.bank)[0].view(len(x), 1, *patches.shape[-2:])
+        distance = self._distance(as_rows(patches), without).view(len(x), 1, *patches.shape[-2:])
         enlarged = F.interpolate(distance, size=x.shape[-2:], mode="bilinear")
         return [logits, gaussian_blur(enlarged, self.settings.blur * self.size / 128)]
 
-    def _logits(self, x: Tensor, maps: list[Tensor]) -> Tensor:
-        return torch.stack([member(x, maps).float() for member in self.members]).mean(0)
+    def _distance(self, rows: Tensor, without: int | None) -> Tensor:
+        """To the nearest patch of all folds but one: ``without`` that one or, for new images, on average over which it is.
 
-    def predict(self, x: Tensor) -> Prediction:
-        """Both witnesses in units of their spread, averaged by weight."""
+        A new image must not have a larger memory to be near to than the normals had that set the thresholds.
+        """
+        each = torch.stack([nearest(rows, part)[0][:, 0] for part in self.bank])  # (folds, n)
+        if self.folds == 1:
+            return each[0]
+        left_out = range(self.folds) if without is None else [without]
+        return torch.stack([_without(each.split(1), k).amin(0) for k in left_out]).mean(0)
+
+    def _logits(self, x: Tensor, maps: list[Tensor], without: int | None) -> Tensor:
+        """The mean over all members, or the one that has not seen the fold."""
+        members = self.members if without is None else [self.members[without]]
+        return torch.stack([member(x, maps).float() for member in members]).mean(0)
+
+    def predict(self, x: Tensor, without: int | None = None) -> Prediction:
+        """Both witnesses in units of their spread, averaged by weight; ``without`` what has seen this fold."""
 
         def one(images: Tensor) -> Prediction:
-            z = [(w - c) / s for w, c, s in zip(self._witnesses(images), self.centre, self.spread, strict=False)]
+            z = [(w - c) / s for w, c, s in zip(self._witnesses(images, without), self.centre, self.spread, strict=False)]
             weight = self.settings.distance_weight
             mean = z[0] if len(z) == 1 else (z[0] + weight * z[1]) / (1.0 + weight)
             heatmap = (F.softplus(mean) * enclosed(images))[:, 0]
@@ -230,6 +264,11 @@ class Reshift(nn.Module):
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """The paper's restorations, where there are any; otherwise the images themselves."""
         return self.dmd.pseudo_healthy(x) if isinstance(self.dmd, DMD) else x
+
+
+def _without(parts: Sequence[Tensor], k: int | None) -> Tensor:
+    """All parts in one, but for the ``k``-th."""
+    return torch.cat([part for i, part in enumerate(parts) if i != k])
 
 
 def _photometric(x: Tensor, step: Step) -> Tensor:

@@ -39,6 +39,27 @@ def as_rows(features: Tensor) -> Tensor:
     return features.permute(0, 2, 3, 1).flatten(0, 2)
 
 
+class Sample:
+    """A fair sample of at most ``limit`` rows of a stream: every row draws a random key, and the lowest keys stay."""
+
+    def __init__(self, limit: int, dims: int, device: torch.device, generator: torch.Generator) -> None:
+        self.limit, self.generator = limit, generator
+        self.rows = torch.empty(0, dims, device=device)
+        self.keys = torch.empty(0, dtype=torch.float64, device=device)
+
+    def add(self, new: Tensor) -> None:
+        """Take more rows, ``(n, dims)``."""
+        drawn = torch.rand(len(new), generator=self.generator, dtype=torch.float64)
+        self.rows, self.keys = torch.cat([self.rows, new]), torch.cat([self.keys, drawn.to(self.keys.device)])
+        if len(self.rows) > self.limit:
+            kept = self.keys.topk(self.limit, largest=False).indices.sort().values
+            self.rows, self.keys = self.rows[kept], self.keys[kept]
+
+    def coreset(self, count: int) -> Tensor:
+        """``count`` of the rows that lie far apart."""
+        return self.rows[greedy_coreset(self.rows, count)]
+
+
 def greedy_coreset(rows: Tensor, count: int) -> Tensor:
     """Indices of ``count`` rows, each the farthest from those before it; the first is the farthest from the mean.
 

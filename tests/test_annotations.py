@@ -1,0 +1,101 @@
+"""Painted text and calipers: what they look like, that nothing else changes, and that they count as normal."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from reshift.methods import reshift as module
+from reshift.methods.annotations import FINER, HEIGHT, WIDTH, drawn_marks, paint
+from reshift.methods.detector import Step
+from reshift.methods.reshift import Reshift, ReshiftSettings
+from reshift.methods.shifts import Shifted, shift
+
+SIZE = 64
+SMALL: dict[str, Any] = {"steps": 2, "members": 1, "widths": (8, 8, 8, 8), "bank": 512, "sample": 4000, "sources": ("offset",)}
+
+
+def step(seed: int = 0) -> Step:
+    return Step(torch.Generator().manual_seed(seed))
+
+
+def tissue(count: int = 4, seed: int = 0) -> Tensor:
+    """Dim and smooth, so that a stroke shows."""
+    coarse = torch.rand(count, 1, 5, 5, generator=torch.Generator().manual_seed(seed)) - 0.9
+    return torch.nn.functional.interpolate(coarse, size=(SIZE, SIZE), mode="bilinear")
+
+
+def test_marks_are_strokes_on_nothing() -> None:
+    marks = drawn_marks(60)
+    assert marks.shape == (60, 1, FINER * HEIGHT, FINER * WIDTH)
+    assert float(marks.min()) == 0.0
+    covered = (marks > 0.5).flatten(1).float().mean(1)
+    assert bool((covered > 0.001).all())
+    assert bool((covered < 0.35).all())
+    assert len({tuple(mark.flatten().tolist()) for mark in marks}) > 40
+    assert torch.equal(marks, drawn_marks(60))
+    assert not torch.equal(marks, drawn_marks(60, seed=1))
+
+
+def test_only_marked_pixels_change_and_become_brighter() -> None:
+    x = tissue(16)
+    image, where = paint(x, drawn_marks(), step(), share=1.0)
+    assert torch.equal(image[where.expand_as(image) == 0], x[where.expand_as(x) == 0])
+    strong = where > 0.5
+    assert int(strong.sum()) > 50
+    assert bool((image[strong] > x[strong]).all())
+    assert float(image.max()) <= 1.0
+    assert int((where.flatten(1).amax(1) > 0).sum()) >= 12  # some fall beside the image
+    assert float((where > 0).float().mean()) < 0.2  # marks, and no curtain
+
+
+def test_a_share_of_the_images_is_marked_and_colour_alike() -> None:
+    x = tissue(64).expand(-1, 3, -1, -1)
+    assert torch.equal(paint(x, drawn_marks(), step(), share=0.0).image, x)
+    image, where = paint(x, drawn_marks(), step(), share=0.5)
+    marked = (where.flatten(1).amax(1) > 0).float().mean()
+    assert 0.25 < float(marked) < 0.6
+    assert torch.equal(image[:, 0], image[:, 2])
+
+
+def test_a_mark_is_no_shift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The discriminator sees marks, and its target has none of them; beside the anatomy, too, it must stay silent."""
+    torch.manual_seed(0)
+    model = Reshift(ReshiftSettings(**SMALL, features="off", marks=1.0), SIZE, 1)
+    found = list[Shifted]()
+    shown = list[Tensor]()
+
+    def spy(*args: Any, **named: Any) -> Shifted:
+        found.append(shift(*args, **named))
+        return found[0]
+
+    monkeypatch.setattr(module, "shift", spy)
+    model.members[0].register_forward_pre_hook(lambda _net, args: shown.append(args[0]))
+    x = tissue(8)
+    x[:, :, :20] = -1.0
+    loss = float(model._discriminate(0, x, step())["loss"].detach())
+    marked = (shown[0] - found[0].image).abs() > 0.05
+    assert bool(marked.any())
+    assert bool(marked[found[0].inside == 0].any())  # some lie in the dark above
+    target = found[0].where
+    assert float(target.max()) <= 1.0
+    logits = model.members[0](shown[0], [])
+    errors = torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").detach()
+    without = float((errors * found[0].inside).sum() / found[0].inside.sum())
+    assert loss == pytest.approx(without, rel=0.2)
+    assert loss != without  # what lies beside the anatomy takes part
+
+
+def test_the_memory_knows_marks() -> None:
+    """A word on a normal is nearer to a memory that holds words than to one that does not."""
+    x = tissue(6, seed=3)
+    words = paint(x, drawn_marks(seed=7), step(5), share=1.0)
+    distances = []
+    for marks in (0.0, 0.5):
+        torch.manual_seed(0)
+        model = Reshift(ReshiftSettings(**SMALL, features="efficientnet-lite0", marks=marks, blur=0.0), SIZE, 1).eval()
+        with torch.no_grad():
+            model._remember([tissue(12, seed=9)])
+            distances.append(float(model._witnesses(words.image)[1][words.where > 0.3].mean()))
+    assert distances[1] < 0.8 * distances[0]
