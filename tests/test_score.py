@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from helpers import Cli, noise, read_records, refused, save, save_many, write_manifest
-from reshift.score import FIELDS, _known, find_jobs
+from reshift.score import find_jobs
+from reshift.scores import FIELDS, read_index
 
 
 def cut_last_line(out: Path) -> None:
@@ -122,7 +123,7 @@ def test_a_half_line_is_scored_again(run_cli: Cli, tiny_bundle: Path, folder_of_
     run_cli("score", tiny_bundle, folder_of_images, "--out", tmp_path)
     whole = read_records(tmp_path)
     cut_last_line(tmp_path)
-    assert list(_known(tmp_path / "scores.jsonl")) == [record["input"] for record in whole[:-1]]
+    assert list(read_index(tmp_path / "scores.jsonl")) == [record["input"] for record in whole[:-1]]
     assert len(read_records(tmp_path)) == len(whole) - 1  # mended before anything is appended
     cut_last_line(tmp_path)
     assert run_cli("score", tiny_bundle, folder_of_images, "--out", tmp_path).code == 0

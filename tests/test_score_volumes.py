@@ -18,7 +18,8 @@ from reshift.data.nifti import read_nifti
 from reshift.data.source import check_images
 from reshift.data.volume import Volume
 from reshift.errors import UserError
-from reshift.score import FIELDS, find_jobs
+from reshift.score import find_jobs
+from reshift.scores import FIELDS
 from volumes import SHAPE, Orientation, canonical_affine, head, orientations, save_head, save_nifti, stored
 
 SAGITTAL: Orientation = ((2, 0, 1), (False, True, False))  # slices are the second axis, and run downwards

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reshift import __version__, cli_data, cli_info
+from reshift import __version__, cli_bench, cli_data, cli_info
 from reshift.errors import Stopped, UserError
 
 app = typer.Typer(
@@ -98,8 +98,9 @@ def select(
     from reshift.select import Candidate, table
     from reshift.select import select as run
 
+    judged_on = {"data": {"holdout": 0.2}}  # whatever the method's own profile holds out
     common = {"seed": seed, "train": {"device": device}}
-    candidates = [Candidate(path.stem, resolve(None, profile, [read_toml(path), common])) for path in configs]
+    candidates = [Candidate(path.stem, resolve(None, profile, [judged_on, read_toml(path), common])) for path in configs]
     typer.echo(table(run(candidates, _unpacked(data), out, seed=seed)))
 
 
@@ -127,17 +128,20 @@ def score(
         bool, typer.Option("--dicom-out", help="also dicom/: segmentation, parametric map, overlays (extra: dicom)")
     ] = False,
     device: Device = "auto",
+    engine: Annotated[str, typer.Option(help="local: this process; ray: RAY_ADDRESS, or workers here (extra: ray)")] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="ray: model copies at work; default one a GPU, or a core")] = None,
 ) -> None:
     """Score images and volumes: scores.jsonl, maps/ on their own pixels or voxels, overlays/. A bad case is recorded."""
     from reshift.predict import load_model
     from reshift.score import score as run
 
-    model = load_model(bundle, device)
+    on_ray = _engine(bundle, inputs, engine, workers, device)
+    model = load_model(bundle, "cpu" if on_ray else device)  # with Ray the workers have their own
     if model.bundle.calibration is None:
         _warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
     else:
         _warn(model.bundle.calibration.warnings() + model.warnings())
-    summary = run(model, [_unpacked(path) for path in inputs], out, dicom=dicom_out)
+    summary = run(model, [_unpacked(path) for path in inputs], out, dicom=dicom_out, engine=on_ray)
     typer.echo(f"{summary.cases} cases, {summary.failures} failed: {out / 'scores.jsonl'}")
     _warn(summary.notes + ([summary.warning] if summary.warning else []))
     if summary.failures:
@@ -210,6 +214,7 @@ def figures(
 
 cli_info.register(app)
 cli_data.register(app)
+cli_bench.register(app)
 
 
 def _unpacked(path: Path) -> Path:
@@ -217,6 +222,22 @@ def _unpacked(path: Path) -> Path:
     from reshift.data.archive import opened
 
     return _open.enter_context(opened(path))
+
+
+def _engine(bundle: Path, inputs: list[Path], name: str, workers: int | None, device: str) -> Any:
+    """None for this process, or what scores on Ray."""
+    if name == "local":
+        if workers is not None:
+            raise UserError("--workers needs --engine ray; one process uses all cores, or one GPU")
+        return None
+    if name != "ray":
+        raise UserError(f"engine '{name}' is not known; use local or ray")
+    from reshift.score_ray import Engine
+
+    zipped = next((path for path in inputs if path.suffix.lower() == ".zip"), None)
+    if zipped and os.environ.get("RAY_ADDRESS", "local") != "local":
+        raise UserError(f"{zipped}: is unpacked on this machine alone; unpack it to a folder that all nodes of the cluster share")
+    return Engine(bundle, workers, device)
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:

@@ -55,11 +55,17 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(
-    model: Model, cases: Sequence[Case], out: Path, dataset: str, indices: "NormativeIndices | None" = None
+    model: Model,
+    cases: Sequence[Case],
+    out: Path,
+    dataset: str,
+    indices: "NormativeIndices | None" = None,
+    watch: Callable[[Evaluated], object] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Score the test cases and write everything under ``out``; return the metrics and the cases that could not be read.
 
-    With ``indices`` (see ``normative_indices``) the quality of the restorations is measured too.
+    With ``indices`` (see ``normative_indices``) the quality of the restorations is measured too. With ``watch`` every image's
+    outcome is handed over instead of being kept under ``out/arrays``.
     """
     writable_folder(out)
     begun = time.monotonic()
@@ -71,8 +77,7 @@ def evaluate(
         for item in _run(model, cases, errors):
             if item.mask is not None or item.case.label == 0:  # an abnormal image without a mask says nothing about pixels
                 pixels.add(item.heatmap, item.mask, ignore=item.ignore, subject=item.case.subject)
-            rows.append(_row(model, item) | {"arrays": f"arrays/{len(rows):05d}.npz"})
-            _save_arrays(out / rows[-1]["arrays"], item)
+            rows.append(_row(model, item) | _hand_over(out, len(rows), item, watch))
             if indices is not None:
                 _restore(model, indices, item)
             features += [item.features] if item.features is not None else []
@@ -83,9 +88,7 @@ def evaluate(
     metrics = _metrics(model, rows, pixels, dataset, time.monotonic() - begun)
     metrics["normative"] = indices.result() if indices is not None else None
     metrics["warnings"] = warnings(model.bundle, rows, errors) + model.warnings()
-    _save_pixels(out, pixels)
-    if features:
-        _save(out / "features.npy", np.save, np.stack(features))
+    _save_counts(out, pixels, features)
     atomic_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     atomic_json(out / "metrics.json", metrics)
     write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown))
@@ -127,15 +130,22 @@ def _save(path: Path, writer: Callable[..., None], *arrays: Any, **named: Any) -
     atomic_bytes(path, buffer.getvalue())
 
 
-def _save_arrays(path: Path, item: Evaluated) -> None:
+def _hand_over(out: Path, index: int, item: Evaluated, watch: Callable[[Evaluated], object] | None) -> dict[str, str]:
     """Image, map and mask at network resolution: figures and comparisons are drawn from these, without the model."""
+    if watch is not None:
+        watch(item)
+        return {}
+    name = f"arrays/{index:05d}.npz"
     grey = np.rint((item.pixels.mean(0) + 1.0) * 127.5).astype(np.uint8)
     known = {name: region for name in ("mask", "ignore") if (region := getattr(item, name)) is not None}
-    _save(path, np.savez_compressed, image=grey, heatmap=item.heatmap.astype(np.float16), **known)
+    _save(out / name, np.savez_compressed, image=grey, heatmap=item.heatmap.astype(np.float16), **known)
+    return {"arrays": name}
 
 
-def _save_pixels(out: Path, pixels: PixelMetrics) -> None:
-    """The histogram of all test pixels, and the counts by subject that intervals and paired tests need."""
+def _save_counts(out: Path, pixels: PixelMetrics, features: Sequence[NDArray[np.float32]]) -> None:
+    """The embeddings, the histogram of all test pixels, and the counts by subject that intervals and paired tests need."""
+    if features:
+        _save(out / "features.npy", np.save, np.stack(features))
     by_subject = pixels.by_subject()
     if not pixels.lesion or by_subject is None:
         return

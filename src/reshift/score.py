@@ -4,8 +4,9 @@ import hashlib
 import io
 import json
 import math
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -28,22 +29,9 @@ from reshift.picture import overlay
 from reshift.predict import Model, Result, grouped
 from reshift.progress import progress
 from reshift.score_volume import export, score_volume
-from reshift.write import append_json, atomic_bytes, atomic_json, atomic_text, naming, writable_folder
+from reshift.scores import FIELDS, Record, append, read_index, settle
+from reshift.write import atomic_bytes, atomic_json, naming, writable_folder
 
-FIELDS = (
-    "input",
-    "slice",
-    "score",
-    "p_value",
-    "flag",
-    "map",
-    "seconds",
-    "error",
-    "shift",
-    "unlike",
-    "shift_features",
-    "differs",
-)  # of every line of scores.jsonl
 READ_AHEAD = 8  # images beyond the batch at hand; a scan may take hundreds of megabytes
 
 
@@ -73,15 +61,26 @@ class Loaded(NamedTuple):
 
 def find_jobs(inputs: Sequence[Path]) -> list[Job]:
     """Expand files, folders and manifests. Two files of one name in different folders get different stems."""
-    jobs: dict[Path, Job] = {}
-    taken: set[str] = set()
+    jobs: list[Job] = []
+    seen, taken, homes = set[str](), set[str](), dict[str, str]()
     for given in inputs:
         full = given.resolve()  # "." and ".." have no name of their own
         for scan, stem in _expand(given, full.stem if full.is_file() else full.name):
-            if scan.path.resolve() not in jobs:  # a file named twice is scored once
-                job = Job(scan, stem)
-                jobs[scan.path.resolve()] = Job(scan, _free(_packed(stem) if job.volume else stem, taken))
-    return list(jobs.values())
+            real = _real(scan.path, homes)
+            if real not in seen:  # a file named twice is scored once
+                seen.add(real)
+                jobs.append(Job(scan, _free(_packed(stem) if Job(scan, stem).volume else stem, taken)))
+    return jobs
+
+
+def _real(path: Path, homes: dict[str, str]) -> str:
+    """``realpath`` at the price of one look at the file: those of a million files share a few thousand folders."""
+    home, name = os.path.split(path)
+    if name in ("", ".", "..") or path.is_symlink():
+        return os.path.realpath(path)
+    if home not in homes:
+        homes[home] = os.path.realpath(home)
+    return f"{homes[home]}/{name}"
 
 
 def _packed(stem: str) -> str:
@@ -113,6 +112,9 @@ def _inside(stem: str) -> str:
 
 def _free(stem: str, taken: set[str]) -> str:
     """Return ``stem``, or the first of ``a~2.png``, ``a~3.png``, … that is not taken, and take it."""
+    if stem not in taken:
+        taken.add(stem)
+        return stem
     path, count, free = PurePosixPath(stem), 1, stem
     suffix = ".nii.gz" if stem.endswith(".nii.gz") else path.suffix
     while free in taken:
@@ -131,7 +133,7 @@ class Summary(NamedTuple):
     notes: list[str]  # what is odd about a volume that was scored nevertheless
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """What stays the same over all jobs."""
 
     model: Model
@@ -140,33 +142,36 @@ class _Run(NamedTuple):
     notes: list[str]
 
 
-def score(model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False) -> Summary:
-    """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM scans get DICOM results in ``out/dicom``."""
+Found = Iterator[tuple[Job, list[Record]]]  # in any order
+
+
+def score(
+    model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False,
+    engine: Callable[[Run, Sequence[Job]], Found] | None = None,
+) -> Summary:  # fmt: skip
+    """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM scans get DICOM results in ``out/dicom``.
+
+    An ``engine`` other than this process may write maps anywhere; records are written here alone.
+    """
     if dicom:
         _check_dicom(model.bundle)
     jobs = find_jobs(inputs)
     records = writable_folder(out) / "scores.jsonl"
     _claim(out, model.bundle)
-    known = _known(records)
-    whole = {name: records[None] for name, records in known.items() if None in records}  # a volume's own record comes last
-    done = {name: record["map"] for name, record in whole.items() if record["error"] is None and record["map"]}
-    places = [place.removeprefix("maps/") for place in done.values()]
+    known = read_index(records)
+    places = [entry.map.removeprefix("maps/") for entry in known.values() if entry.map]
     taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
-    todo = [Job(job.scan, _free(job.stem, taken)) for job in jobs if str(job.path) not in done]
+    left = [job for job in jobs if (entry := known.get(str(job.path))) is None or not entry.map]
+    todo = [Job(job.scan, _free(job.stem, taken)) for job in left]
     with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance:
-        run = _Run(model, out, dicom, [])
-        for job, found in _records(run, todo):
-            known[str(job.path)] = {record["slice"]: record for record in found}  # what failed was tried again
-            for record in found:
-                append_json(records, record)
+        run = Run(model, out, dicom, [])
+        for job, found in (engine or score_jobs)(run, todo):
+            known[str(job.path)] = append(records, found)  # what failed was tried again
             advance()
-    mine = [str(job.path) for job in jobs]
-    others = known.keys() - set(mine)  # of earlier runs into this folder; they come first, in their old order
-    ordered = [name for name in known if name in others] + mine
-    _rewrite(records, [record for name in ordered for record in known[name].values()])
-    every = [record for name in ordered for record in known[name].values()]
-    warning = run_warning([record["differs"] for record in every if record["differs"] is not None])
-    return Summary(len(known), sum(record["error"] is not None for record in every), warning, run.notes)
+    mine = dict.fromkeys(str(job.path) for job in jobs)
+    others = [name for name in known if name not in mine]  # of earlier runs into this folder; they come first
+    tally = settle(records, known, [*others, *mine])
+    return Summary(len(known), tally.failures, run_warning(tally.differs), run.notes)
 
 
 def _check_dicom(bundle: Bundle) -> None:
@@ -191,27 +196,8 @@ def _claim(out: Path, bundle: Bundle) -> None:
     atomic_json(stamp, mine)
 
 
-def _known(records: Path) -> dict[str, dict[int | None, dict[str, Any]]]:
-    """The records of earlier runs, by input and slice. A line cut short by a kill is dropped: from here, and from the file."""
-    known: dict[str, dict[int | None, dict[str, Any]]] = {}
-    for line in records.read_bytes().splitlines() if records.exists() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and tuple(record) == FIELDS:
-            known.setdefault(record["input"], {})[record["slice"]] = record
-    if records.exists():
-        _rewrite(records, [record for found in known.values() for record in found.values()])
-    return known
-
-
-def _rewrite(records: Path, content: Sequence[dict[str, Any]]) -> None:
-    atomic_text(records, "".join(json.dumps(record) + "\n" for record in content))
-
-
-def _records(run: _Run, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
-    """Pictures in batches, read ahead; volumes one at a time."""
+def score_jobs(run: Run, jobs: Sequence[Job]) -> Found:
+    """Score in this process: pictures in batches, read ahead; volumes one at a time."""
     for volumes, alike in groupby(jobs, key=lambda job: job.volume):
         if volumes:
             yield from ((job, _volume(run, job)) for job in alike)
@@ -219,17 +205,17 @@ def _records(run: _Run, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[st
             yield from _pictures(run, list(alike))
 
 
-def _volume(run: _Run, job: Job) -> list[dict[str, Any]]:
+def _volume(run: Run, job: Job) -> list[Record]:
     try:
         scan = open_scan(*job.scan)
         assert isinstance(scan, Volume)
         run.notes.extend(getattr(scan, "notes", ()))
         return [_record(job, **values) for values in score_volume(run.model, scan, job.stem, run.out, dicom=run.dicom)]
     except UserError as err:
-        return [_record(job, error=str(err))]
+        return [failed(job, str(err))]
 
 
-def _pictures(run: _Run, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
     model = run.model
 
     def load(job: Job) -> Loaded | None:
@@ -241,7 +227,7 @@ def _pictures(run: _Run, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[s
         good = [(job, loaded) for job, loaded in found if loaded is not None]
         for job, future in group:
             if (err := future.exception()) is not None:
-                yield job, [_record(job, error=reason(err))]
+                yield job, [failed(job, reason(err))]
         for job in (job for job, loaded in found if loaded is None):
             yield job, _volume(run, job)  # opened again: a batch of volumes would not fit into memory
         if not good:
@@ -253,17 +239,19 @@ def _pictures(run: _Run, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[s
             if math.isfinite(result.score):
                 yield job, [_written(run, job, loaded, result, seconds)]
             else:
-                yield (
-                    job,
-                    [_record(job, error=f"{job.path}: the model's score is {result.score}; its training may have diverged")],
-                )
+                yield job, [failed(job, f"{job.path}: the model's score is {result.score}; its training may have diverged")]
 
 
-def _record(job: Job, **values: Any) -> dict[str, Any]:
+def failed(job: Job, error: str) -> Record:
+    """Record a case that could not be scored."""
+    return _record(job, error=error)
+
+
+def _record(job: Job, **values: Any) -> Record:
     return {**dict.fromkeys(FIELDS), "input": str(job.path), **values}
 
 
-def _written(run: _Run, job: Job, loaded: Loaded, result: Result, seconds: float) -> dict[str, Any]:
+def _written(run: Run, job: Job, loaded: Loaded, result: Result, seconds: float) -> Record:
     """Write the map and the overlay, and only then say so in a record."""
     out, calibration = run.out, run.model.bundle.calibration
     buffer = io.BytesIO()

@@ -1,0 +1,184 @@
+"""A suite: which methods, data sets and seeds, as TOML, and the list of cells that it stands for."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from reshift.bench.cells import slug
+from reshift.config import Frozen, merge, nearest, parse, read_toml
+from reshift.errors import UserError
+from reshift.methods import METHODS, label
+
+Group = Literal["baseline", "ours", "ablation", "sensitivity"]
+OURS = ("dmd", "reshift")
+PREDICT = ("model", "calibrate")  # tables that may differ between training and prediction
+
+
+class PhantomSet(Frozen):
+    """A drawn data set, which needs no download."""
+
+    kind: Literal["brain", "ultrasound", "chest"] = "brain"
+    images: int = Field(96, ge=8, description="normal training images")
+    test_normal: int = Field(40, ge=1)
+    test_abnormal: int = Field(40, ge=1)
+    size: int = Field(128, ge=32)
+    seed: int = Field(0, ge=0)
+    slices: int = Field(4, ge=1, description="images per subject")
+
+
+class DataSet(Frozen):
+    """Where images come from, and whether a model is trained on them or taken from another set."""
+
+    manifest: str | None = None
+    phantom: PhantomSet | None = None
+    trained_on: str | None = None
+
+
+class Row(Frozen):
+    """A row of the tables."""
+
+    method: str
+    label: str = ""
+    group: Group | None = None
+    profile: str | None = None
+    updates: dict[str, int] = Field({})
+    set: dict[str, Any] = Field({})
+    predict: dict[str, Any] = Field({})
+    seeds: list[int] | None = None
+    datasets: list[str] | None = None
+
+
+class Sweep(Row):
+    """A row per value of one setting."""
+
+    setting: str
+    values: list[float | int | bool | str] = Field(min_length=1)
+    inference: bool = False
+
+
+class _File(Frozen):
+    name: str
+    seeds: list[int] = Field([0])
+    profile: str = "paper"
+    normative: bool = False
+    set: dict[str, Any] = Field({})
+    datasets: dict[str, dict[str, Any]] = Field(min_length=1)
+    rows: list[dict[str, Any]] = Field([])
+    sweeps: list[dict[str, Any]] = Field([])
+
+
+class Entry(NamedTuple):
+    """One cell as the suite has it, before any data is looked at."""
+
+    row: str
+    method: str
+    group: str
+    profile: str
+    updates: dict[str, int]
+    layers: tuple[dict[str, Any], ...]  # the suite's and the row's settings
+    predict: dict[str, Any]
+    setting: dict[str, Any] | None
+    dataset: str
+    trained_on: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its cell."""
+        return f"{self.dataset}-{slug(self.row)}-{self.seed}"
+
+
+class Suite(NamedTuple):
+    """A checked suite."""
+
+    name: str
+    normative: bool
+    datasets: dict[str, DataSet]
+    entries: tuple[Entry, ...]
+
+
+def load_suite(path: Path) -> Suite:
+    """Read and check a suite; a mistake is one line that names the file, and the nearest right name."""
+    try:
+        file = parse(_File, read_toml(path))
+        datasets = {name: _dataset(name, table, file.datasets) for name, table in file.datasets.items()}
+        rows = [_row(Row, table, f"row {i}", file) for i, table in enumerate(file.rows, start=1)]
+        sweeps = [_row(Sweep, table, f"sweep {i}", file) for i, table in enumerate(file.sweeps, start=1)]
+        entries = tuple(_entries(file, [*rows, *(row for sweep in sweeps for row in _unrolled(sweep))], datasets))
+        if not entries:
+            raise UserError("has no rows; give it [[rows]] with a method each")
+        return Suite(file.name, file.normative, datasets, entries)
+    except UserError as err:
+        raise UserError(str(err) if str(err).startswith(f"{path}:") else f"{path}: {err}") from None
+
+
+class _Line(NamedTuple):
+    row: Row
+    label: str
+    predict: dict[str, Any]
+    change: dict[str, Any]
+    setting: dict[str, Any] | None
+
+
+def _dataset(name: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> DataSet:
+    found = parse(DataSet, table, f"datasets.{name}")
+    if slug(name) != name:
+        raise UserError(f"data set '{name}': use small letters, digits, dots, dashes and underscores in its name")
+    if (found.manifest is None) == (found.phantom is None):
+        raise UserError(f"data set '{name}' needs a manifest or a phantom, and not both")
+    if found.trained_on is not None and found.trained_on not in known:
+        raise UserError(f"data set '{name}': trained_on names no data set '{found.trained_on}'{nearest(found.trained_on, known)}")
+    if found.trained_on is not None and known[found.trained_on].get("trained_on"):
+        raise UserError(f"data set '{name}': nothing is trained on '{found.trained_on}', which has a trained_on itself")
+    return found
+
+
+def _row(cls: type[Row], table: Mapping[str, Any], where: str, file: _File) -> Any:
+    row = parse(cls, table, where)
+    if row.method not in METHODS and ":" not in row.method:
+        raise UserError(f"{where}: unknown method '{row.method}'{nearest(row.method, METHODS)}")
+    for name in row.datasets or ():
+        if name not in file.datasets:
+            raise UserError(f"{where}: unknown data set '{name}'{nearest(name, file.datasets)}")
+    for table_name in row.predict:
+        if table_name not in PREDICT:
+            raise UserError(f"{where}: predict may have the tables {' and '.join(PREDICT)}, not '{table_name}'")
+    seeds = row.seeds if row.seeds is not None else file.seeds
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UserError(f"{where}: seeds {seeds}: give each once, and none below 0")
+    return row
+
+
+def _unrolled(sweep: Sweep) -> Iterator[_Line]:
+    """A row per value, named by it."""
+    leaf, base = sweep.setting.rpartition(".")[2], sweep.label or label(sweep.method)
+    if "." not in sweep.setting:
+        raise UserError(f"sweep of '{sweep.setting}': write the setting with its table, e.g. model.{sweep.setting}")
+    if sweep.inference and sweep.setting.partition(".")[0] not in PREDICT:
+        raise UserError(f"sweep of {sweep.setting}: only settings of {' and '.join(PREDICT)} can differ at inference alone")
+    for value in sweep.values:
+        layer: Any = value
+        for part in reversed(sweep.setting.split(".")):
+            layer = {part: layer}
+        predict = merge(sweep.predict, layer) if sweep.inference else sweep.predict
+        setting = {"name": sweep.setting, "value": value}
+        yield _Line(sweep, f"{base} {leaf}={value}", predict, {} if sweep.inference else layer, setting)
+
+
+def _entries(file: _File, given: list[Row | _Line], datasets: Mapping[str, DataSet]) -> Iterator[Entry]:
+    lines = [g if isinstance(g, _Line) else _Line(g, g.label or label(g.method), g.predict, {}, None) for g in given]
+    repeated, times = Counter(slug(line.label) for line in lines).most_common(1)[0] if lines else ("", 0)
+    if times > 1:
+        raise UserError(f"{times} rows are called '{repeated}'; give each a label of its own")
+    for line in lines:
+        row = line.row
+        group = row.group or ("sensitivity" if line.setting else "ours" if row.method in OURS else "baseline")
+        for name in row.datasets or datasets:
+            for seed in row.seeds if row.seeds is not None else file.seeds:
+                yield Entry(
+                    line.label, row.method, group, row.profile or file.profile, row.updates, (file.set, row.set, line.change),
+                    line.predict, line.setting, name, datasets[name].trained_on or name, seed,
+                )  # fmt: skip

@@ -1,0 +1,104 @@
+"""Scalars of finished cells for TensorBoard (extra: log) and MLflow (extra: mlflow); both are imported only when asked for."""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from reshift.bench.cells import slug
+from reshift.errors import UserError, reason
+
+Cell = Mapping[str, Any]
+Tracker = Literal["tensorboard", "mlflow"]
+LEVELS = ("image", "pixel", "normative")
+TAG = "reshift.key"  # of an MLflow run: its cell's key, so that a second benchmark run adds nothing twice
+
+
+def scalars(cell: Cell) -> dict[str, float]:
+    """Every finite number of a cell, by names such as ``image/auc``; empty for a failed cell."""
+    metrics = cell.get("metrics") or {}
+    found = {f"{level}/{name}": value for level in LEVELS for name, value in (metrics.get(level) or {}).items()}
+    found |= {f"cost/{name}": cell.get(name) for name in ("train_seconds", "images_per_second")}
+    return {name: float(value) for name, value in found.items() if _finite(value)}
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@contextmanager
+def tracking(kinds: Sequence[Tracker], out: Path) -> Iterator[Callable[[Cell], None]]:
+    """``with tracking(["tensorboard"], out) as track: track(cell)`` for each finished cell; a missing extra is one line."""
+    makers: dict[str, Callable[[Path], Any]] = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+    with ExitStack() as stack:
+        writers = [stack.enter_context(makers[kind](out)) for kind in kinds]
+
+        def track(cell: Cell) -> None:
+            for write in list(writers) if scalars(cell) else ():
+                try:
+                    write(cell)
+                except Exception as err:  # a server that went away must not cost a benchmark
+                    print(f"warning: tracking stopped: {reason(err).splitlines()[0]}", file=sys.stderr, flush=True)
+                    writers.remove(write)
+
+        yield track
+
+
+@contextmanager
+def _tensorboard(out: Path) -> Iterator[Callable[[Cell], None]]:
+    """One curve per row and dataset, its steps the seeds, under ``out/tensorboard``."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("tracking by TensorBoard needs it installed: pip install 'reshift[log]'") from None
+    writer: Any = SummaryWriter
+
+    def write(cell: Cell) -> None:
+        with writer(out / "tensorboard" / str(cell["dataset"]) / slug(str(cell["row"]))) as board:
+            for name, value in scalars(cell).items():
+                board.add_scalar(name, value, int(cell["seed"]))
+
+    yield write
+
+
+@contextmanager
+def _mlflow(out: Path) -> Iterator[Callable[[Cell], None]]:
+    """One MLflow run per cell, an experiment per suite, in ``out/mlflow.db`` unless MLFLOW_TRACKING_URI names another place."""
+    try:
+        found: Any = import_module("mlflow.tracking")
+    except ImportError:
+        raise UserError("tracking by MLflow needs it installed: pip install 'reshift[mlflow]'") from None
+    where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(out / 'mlflow.db').resolve()}"
+    try:
+        client: Any = found.MlflowClient(tracking_uri=where)
+    except Exception as err:
+        raise UserError(
+            f"MLflow cannot use {where}: {reason(err).splitlines()[0]}; set MLFLOW_TRACKING_URI to another place"
+        ) from None
+
+    def write(cell: Cell) -> None:
+        name = f"reshift {cell['suite']}"
+        known = client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else client.create_experiment(name)
+        if client.search_runs([experiment], f"tags.`{TAG}` = '{cell['key']}'", max_results=1):
+            return
+        title = f"{cell['dataset']} {cell['row']} {cell['seed']}"
+        run = client.create_run(experiment, tags={TAG: str(cell["key"])}, run_name=title).info.run_id
+        for key, text in _parameters(cell).items():
+            client.log_param(run, key, text)
+        for key, value in scalars(cell).items():
+            client.log_metric(run, key, value)
+        client.set_terminated(run)
+
+    yield write
+
+
+def _parameters(cell: Cell) -> dict[str, str]:
+    """What the cell ran, as text."""
+    found = {name: str(cell[name]) for name in ("row", "method", "group", "dataset", "trained_on", "seed") if name in cell}
+    setting = cell.get("setting")
+    return found | ({str(setting["name"]): str(setting["value"])} if setting else {})
