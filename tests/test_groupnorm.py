@@ -11,7 +11,13 @@ from torch.nn import functional as F
 
 from reshift.nets.groupnorm import GroupNorm, fused
 
-SHAPES = [(2, 96, 8, 8, 32, True), (3, 48, 5, 7, 4, False), (1, 384, 4, 4, 32, True), (2, 8, 40, 40, 2, True)]
+SHAPES = [  # the last two are too large for one program to hold a group
+    (2, 96, 8, 8, 32, True),
+    (3, 48, 5, 7, 4, False),
+    (1, 384, 4, 4, 32, True),
+    (2, 8, 40, 60, 2, True),
+    (1, 12, 90, 33, 2, False),
+]
 
 
 @pytest.mark.parametrize("act", [True, False])

@@ -5,6 +5,7 @@ U-Net the whole tensor is copied several times. Elsewhere, and without Triton, t
 """
 
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +31,10 @@ class GroupNorm(nn.GroupNorm):
 
 def fused(x: Tensor, norm: GroupNorm) -> Tensor:
     """Run ``norm`` by Triton; on the CPU only where Triton interprets its kernels."""
+    from reshift.nets.groupnorm_small import SmallGroupNormFunction, fits
     from reshift.nets.groupnorm_triton import GroupNormFunction
 
+    function: Any = SmallGroupNormFunction if fits(x, norm.num_groups) else GroupNormFunction
     x = x.contiguous(memory_format=torch.channels_last)
-    out: Tensor = GroupNormFunction.apply(x, norm.weight, norm.bias, norm.num_groups, norm.eps, norm.act)  # type: ignore[no-untyped-call]
+    out: Tensor = function.apply(x, norm.weight, norm.bias, norm.num_groups, norm.eps, norm.act)
     return out
