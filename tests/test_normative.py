@@ -35,7 +35,7 @@ class Pyramid:
 
     name = "pyramid"
 
-    def maps(self, x: Tensor) -> list[Tensor]:
+    def maps(self, x: Tensor, side: int = 224) -> list[Tensor]:
         x = x.mean(1, keepdim=True) + 2
         return [self._layer(F.avg_pool2d(x, s) if s > 1 else x) for s in (1, 2, 4)]
 

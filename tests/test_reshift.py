@@ -182,3 +182,25 @@ def test_without_the_extra_it_trains_the_dense_part_alone_and_says_so(
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(**settings)
+
+
+def test_with_its_mirror_image_a_change_on_one_side_shows_on_the_other() -> None:
+    x = images(1)
+    changed = x.clone()
+    changed[:, :, 10:14, :4] = 0.9
+    far = slice(SIZE - 4, SIZE)  # of the first convolution at least, whose reach is one pixel
+    with torch.no_grad():
+        for mirror in (False, True):
+            model = build(features="off", sources=("offset",), mirror=mirror).eval()
+            first: Any = model.members[0]
+            before, after = (first.down[0][0](model._shown(image))[..., far] for image in (x, changed))
+            assert torch.equal(before, after) == (not mirror)
+            assert model.predict(x).heatmap.shape == (1, SIZE, SIZE)
+
+
+def test_the_feature_network_sees_the_image_at_the_size_it_is_told() -> None:
+    for side, grid in ((224, 28), (128, 16)):
+        model = build(sources=("offset",), side=side)
+        assert model._patches(model._maps(images(1))).shape == (1, 152, grid, grid)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        build(side=100)

@@ -57,7 +57,9 @@ class ReshiftSettings(Frozen):
     degrees: float = Field(8.0, ge=0.0)  # augmentation
     move: float = Field(0.06, ge=0.0)
     zoom: float = Field(0.12, ge=0.0, lt=1.0)
+    mirror: bool = False  # show the discriminators each image beside its mirror image: a brain has two like halves
     features: Literal["auto", "efficientnet-lite0", "off"] = "auto"  # auto: what is installed; the bundle says which it was
+    side: int = Field(224, ge=64, multiple_of=32)  # of the image as the feature network sees it, pixels
     bank: int = Field(8192, ge=2)  # patches of normals remembered
     sample: int = Field(100_000, ge=1)
     blur: float = Field(2.3, ge=0.0)  # σ of the distance map, pixels of a 128-pixel map
@@ -111,7 +113,8 @@ class Reshift(nn.Module):
         self.size, self.restores, self.remembers = size, RESTORATION in s.sources, s.features != "off"
         self.dmd = DMD(s.dmd, size, channels) if self.restores else nn.Identity()
         seen = FEATURE_CHANNELS[s.features]
-        self.members = nn.ModuleList(DenseDiscriminator(channels, s.widths, seen) for _ in range(s.members))
+        shown = 2 * channels if s.mirror else channels
+        self.members = nn.ModuleList(DenseDiscriminator(shown, s.widths, seen) for _ in range(s.members))
         if seen:
             feature_net(s.features, "cpu")  # missing weights show now
         self.folds = s.members
@@ -139,7 +142,7 @@ class Reshift(nn.Module):
         if self.remembers:
             facts = {
                 "what": "coreset of unit patches",
-                **s.model_dump(include={"features", "bank", "sample"}),
+                **s.model_dump(include={"features", "side", "bank", "sample"}),
                 "marks": s.marks > 0,
             }
             stages.append(Stage("memory", 0, (), self._remember, facts, folds=self.folds))
@@ -183,7 +186,7 @@ class Reshift(nn.Module):
             image, painted = paint(found.image, self.marks, step, share=s.marks) if s.marks else (found.image, found.inside)
             inside = torch.maximum(found.inside, (painted > VISIBLE).to(x.dtype))  # a word beside the head is no shift, either
             maps = self._maps(image)
-        logits = self.members[member](image, maps).to(x.dtype)
+        logits = self.members[member](self._shown(image), maps).to(x.dtype)
         errors = F.binary_cross_entropy_with_logits(logits, found.where, reduction="none") * inside
         return {"loss": errors.sum() / inside.sum().clamp(min=1.0)}
 
@@ -207,7 +210,7 @@ class Reshift(nn.Module):
         if not self.remembers:
             return []
         with torch.autocast(x.device.type, enabled=False):
-            return feature_net(self.settings.features, str(self.bank.device)).maps(x.float())
+            return feature_net(self.settings.features, str(self.bank.device)).maps(x.float(), self.settings.side)
 
     def _patches(self, maps: list[Tensor]) -> Tensor:
         return patch_features(maps, unit=True)
@@ -239,7 +242,10 @@ class Reshift(nn.Module):
     def _logits(self, x: Tensor, maps: list[Tensor], without: int | None) -> Tensor:
         """The mean over all members, or the one that has not seen the fold."""
         members = self.members if without is None else [self.members[without]]
-        return torch.stack([member(x, maps).float() for member in members]).mean(0)
+        return torch.stack([member(self._shown(x), maps).float() for member in members]).mean(0)
+
+    def _shown(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.flip(-1)], dim=1) if self.settings.mirror else x
 
     def predict(self, x: Tensor, without: int | None = None) -> Prediction:
         """Both witnesses in units of their spread, averaged by weight; ``without`` what has seen this fold."""

@@ -23,8 +23,8 @@ class FeatureNet(Protocol):
 
     name: str
 
-    def maps(self, x: Tensor) -> list[Tensor]:
-        """Feature maps of some layers, shallow to deep, each ``(B, c, h, w)``."""
+    def maps(self, x: Tensor, side: int = SIDE) -> list[Tensor]:
+        """Feature maps of some layers, shallow to deep, each ``(B, c, h, w)``, of the image at ``side`` pixels."""
 
     def vector(self, x: Tensor) -> Tensor:
         """One pooled feature vector per image, ``(B, d)``."""
@@ -69,9 +69,9 @@ class EfficientNetLite0(nn.Module):
         return super().train(False)
 
     @torch.no_grad()
-    def maps(self, x: Tensor) -> list[Tensor]:
-        """Outputs of blocks 2, 4 and 10: 24, 40 and 112 channels at 56², 28² and 14²."""
-        found, h = [], self._stem(x)
+    def maps(self, x: Tensor, side: int = SIDE) -> list[Tensor]:
+        """Outputs of blocks 2, 4 and 10: 24, 40 and 112 channels at a quarter, an eighth and a sixteenth of ``side``."""
+        found, h = [], self._stem(x, side)
         for i, block in enumerate(self.trunk._blocks[: BLOCKS[-1] + 1]):  # noqa: SLF001 (the package has no public way)
             h = block(h)
             if i in BLOCKS:
@@ -84,14 +84,14 @@ class EfficientNetLite0(nn.Module):
         features: Tensor = self.trunk.extract_features(self._normalised(x))
         return features.mean((2, 3))
 
-    def _stem(self, x: Tensor) -> Tensor:
+    def _stem(self, x: Tensor, side: int) -> Tensor:
         t = self.trunk
-        h: Tensor = t._swish(t._bn0(t._conv_stem(self._normalised(x))))  # noqa: SLF001
+        h: Tensor = t._swish(t._bn0(t._conv_stem(self._normalised(x, side))))  # noqa: SLF001
         return h
 
-    def _normalised(self, x: Tensor) -> Tensor:
+    def _normalised(self, x: Tensor, side: int = SIDE) -> Tensor:
         x = as_rgb(x.to(self.trunk._conv_stem.weight)) / 2 + 0.5  # noqa: SLF001
-        return (F.interpolate(x, size=(SIDE, SIDE), mode="bilinear", antialias=True) - self.mean) / self.std
+        return (F.interpolate(x, size=(side, side), mode="bilinear", antialias=True) - self.mean) / self.std
 
 
 def efficientnet_lite0(device: str | torch.device = "cpu") -> FeatureNet:
