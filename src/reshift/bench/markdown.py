@@ -13,11 +13,11 @@ CSV_HEAD = (
     "difference", "p_value", "p_holm", "mark", "printed_mean", "printed_std", "printed_dataset", "caveat",
 )  # fmt: skip
 LEGEND = """\
-Image and pixel figures are in per cent. **Bold** is the best of a column and <u>underlined</u> the second, among the rows with
-the usual number of seeds (what prints the same is marked the same). ± is the standard deviation over seeds; [low, high] a
-95 % interval by bootstrap over test subjects, with several seeds the mean of the seeds' bounds: ± says how much a figure depends
-on the seed, the interval how much on the patients. n: seeds behind a figure. –: cannot be measured there. Empty: no such cell.
-**failed**: every cell failed; the errors are listed at the end. † marks a stand-in, explained below its table.
+Image and pixel figures are in per cent. **Bold** is the best of a column and <u>underlined</u> the second; what prints the same
+is marked the same, and a row of other than the usual number of seeds says so. ± is the standard deviation over seeds; [low, high]
+a 95 % interval by bootstrap over test subjects, with several seeds the mean of the seeds' bounds: ± says how much a figure
+depends on the seed, the interval how much on the patients. n: seeds behind a figure. –: cannot be measured there. Empty: no
+such cell. **failed**: every cell failed; the errors are listed at the end. † marks a stand-in, explained below its table.
 """
 TESTS = """\
 <sup>+</sup> better and <sup>−</sup> worse than the best baseline of that column at 5 %, by a paired test over subjects with

@@ -171,13 +171,12 @@ def _all_failed(cells: Sequence[Cell], dataset: str) -> bool:
 
 
 def ranked(rows: Sequence[Row], columns: Sequence[Column]) -> list[Row]:
-    """Rank each column among the rows with the usual number of seeds; what prints the same ranks the same."""
+    """Rank each column; what prints the same ranks the same. A row of fewer seeds counts, too: some methods know no seed."""
     places: dict[tuple[int, Column], int] = {}
     for dataset, figure in columns:
         column = (dataset, figure)
         known = [(i, found) for i, row in enumerate(rows) if (found := row.entries[column]).mean is not None]
-        usual = _usual(found.seeds for _, found in known)
-        values = {i: float(figure.shown(found.mean or 0.0)) for i, found in known if found.seeds == usual}
+        values = {i: float(figure.shown(found.mean or 0.0)) for i, found in known}
         if figure.ranked and len(values) > 1:
             order = sorted(set(values.values()), reverse=True)[:2]
             places |= {(i, column): order.index(value) + 1 for i, value in values.items() if value in order}
