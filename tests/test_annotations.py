@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import PIL.ImageFont
 import pytest
 import torch
 from torch import Tensor
@@ -20,10 +24,10 @@ def step(seed: int = 0) -> Step:
     return Step(torch.Generator().manual_seed(seed))
 
 
-def tissue(count: int = 4, seed: int = 0) -> Tensor:
+def tissue(count: int = 4, seed: int = 0, size: int = SIZE) -> Tensor:
     """Dim and smooth, so that a stroke shows."""
     coarse = torch.rand(count, 1, 5, 5, generator=torch.Generator().manual_seed(seed)) - 0.9
-    return torch.nn.functional.interpolate(coarse, size=(SIZE, SIZE), mode="bilinear")
+    return torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
 
 
 def test_marks_are_strokes_on_nothing() -> None:
@@ -87,15 +91,35 @@ def test_a_mark_is_no_shift(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loss != without  # what lies beside the anatomy takes part
 
 
-def test_the_memory_knows_marks() -> None:
-    """A word on a normal is nearer to a memory that holds words than to one that does not."""
-    x = tissue(6, seed=3)
-    words = paint(x, drawn_marks(seed=7), step(5), share=1.0)
-    distances = []
-    for marks in (0.0, 0.5):
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_thin_bright_strokes_are_taken_off_and_blobs_stay(size: int) -> None:
+    model = Reshift(ReshiftSettings(**SMALL, features="off"), size, 1)
+    x = tissue(1, size=size)
+    width = max(1, round(size / 128))  # of a letter's line
+    lesion, letter, line = x.clone(), x.clone(), x.clone()
+    lesion[..., size // 4 : size // 2, size // 4 : size // 2] = 0.9
+    letter[..., size // 4 : size // 2, size // 4 : size // 4 + width] = 0.9
+    line[..., size // 4 : size // 2, size // 4 : size // 4 + width] += 0.3  # no brighter than anatomy
+    assert torch.equal(model._read_over(x), x)
+    assert torch.equal(model._read_over(lesion), lesion)
+    assert torch.equal(model._read_over(line), line)
+    assert float((model._read_over(letter) - x).abs().max()) < 0.2
+    assert torch.equal(Reshift(ReshiftSettings(**SMALL, features="off", strokes=0.0), size, 1)._read_over(letter), letter)
+
+
+def test_thin_type_changes_a_prediction_little() -> None:
+    """Without the filter, the same memory finds a word in small type far from all it knows."""
+    x = tissue(4, seed=3, size=128) - 0.1
+    canvas = PIL.Image.new("L", (128, 128))
+    PIL.ImageDraw.Draw(canvas).text((30, 60), "LEFT BREAST", 255, PIL.ImageFont.load_default_imagefont())
+    letters = torch.from_numpy(np.asarray(canvas).copy()).expand_as(x) > 0
+    far = []
+    for strokes in (0.0, 0.5):
         torch.manual_seed(0)
-        model = Reshift(ReshiftSettings(**SMALL, features="efficientnet-lite0", marks=marks, blur=0.0), SIZE, 1).eval()
+        settings = ReshiftSettings(**SMALL, features="efficientnet-lite0", strokes=strokes, blur=0.0)
+        model = Reshift(settings, 128, 1).eval()
         with torch.no_grad():
-            model._remember([tissue(12, seed=9)])
-            distances.append(float(model._witnesses(words.image)[1][words.where > 0.3].mean()))
-    assert distances[1] < 0.8 * distances[0]
+            model._remember([tissue(12, seed=9, size=128) - 0.1])
+            read = model._read_over(torch.where(letters, 0.9, x))
+            far.append(float(model._witnesses(read)[1][letters].mean()))
+    assert far[1] < 0.5 * far[0]

@@ -19,7 +19,7 @@ from reshift.methods.shifts import Shifted, enclosed, shift
 from reshift.nets.dense import DenseDiscriminator
 
 DMD = {"widths": (8, 16), "d_z": 8, "codes": 16, "unet_widths": (16, 32), "classifier_widths": (8, 8, 8), "classifier_hidden": 8}
-SMALL: dict[str, Any] = {"steps": 2, "members": 2, "widths": (8, 8, 8, 8), "bank": 32, "sample": 500, "dmd": DMD}
+SMALL: dict[str, Any] = {"steps": 2, "members": 2, "widths": (8, 8, 8, 8), "bank": 32, "sample": 500, "dmd": DMD, "strokes": 0.0}
 SIZE = 32
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -9,15 +10,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from reshift.config import TrainConfig
+from reshift.halves import Halves
 from reshift.methods.detector import Objective, Step
 from reshift.runtime import precision
 
 
 class Trained(NamedTuple):
-    """An objective and the optimiser that follows it."""
+    """An objective, the optimiser that follows it, and the weights that it computes with where those are bf16."""
 
     objective: Objective
     optimiser: torch.optim.Optimizer
+    halves: Halves | None = None
 
 
 def adamw(objective: Objective, config: TrainConfig, *, gpu: bool) -> torch.optim.Optimizer:
@@ -39,7 +42,7 @@ def learning_rate(config: TrainConfig, total: int, step: int) -> float:
 
 def set_rate(due: Sequence[Trained], lr: float) -> None:
     """Give every optimiser its learning rate for the next step."""
-    for objective, optimiser in due:
+    for objective, optimiser, _ in due:
         for group in optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr * objective.rate)
@@ -54,11 +57,13 @@ def _parameters(objective: Objective) -> list[nn.Parameter]:
 def one_step(due: Sequence[Trained], x: Tensor, step: Step, config: TrainConfig) -> dict[str, Tensor]:
     """One step of every objective that is due."""
     logs: dict[str, Tensor] = {}
-    for objective, optimiser in due:
+    for objective, optimiser, halves in due:
         optimiser.zero_grad(set_to_none=True)
-        with precision(x.device, config.amp):
+        with precision(x.device, config.amp), halves.in_use() if halves else nullcontext():
             losses = objective.loss(x, step)
         losses["loss"].backward()
+        if halves:
+            halves.give_back()
         parameters = _parameters(objective)
         _average_gradients(parameters, step.world)
         if config.clip:

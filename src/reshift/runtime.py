@@ -32,11 +32,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def half_precision(device: torch.device, amp: str) -> bool:
+    """Whether to compute in bf16: where asked for or, ``auto``, on a GPU."""
+    return amp != "off" and (amp != "auto" or device.type == "cuda")
+
+
 def precision(device: torch.device, amp: str) -> AbstractContextManager[object]:
     """Autocast to bf16 where asked for. bf16 needs no loss scaling, so there is no scaler whose state a resume must restore."""
-    if amp == "off" or (amp == "auto" and device.type != "cuda"):
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16) if half_precision(device, amp) else nullcontext()
 
 
 def to_device(module: nn.Module, device: torch.device) -> nn.Module:

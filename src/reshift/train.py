@@ -19,11 +19,12 @@ from reshift.checkpoint import Position, load_checkpoint, restore_model, restore
 from reshift.config import Config, TrainConfig
 from reshift.data.source import Source, folds
 from reshift.errors import Stopped, UserError
+from reshift.halves import Halves
 from reshift.methods.detector import Detector, Stage, Step
 from reshift.optimise import Trained, adamw, learning_rate, one_step, set_rate
 from reshift.progress import progress
 from reshift.runlog import RunLog
-from reshift.runtime import Place, Recorder, to_device
+from reshift.runtime import Place, Recorder, half_precision, to_device
 from reshift.stagecache import Identity, cache_folder, identity, load_stage, save_stage
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -72,8 +73,8 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
     total = stage.epochs * math.ceil(len(run.source) / run.batch) if stage.steps is None else stage.steps
     groups = folds(run.source.cases, stage.folds, run.config.seed)
     trained = _prepare(stage, run.module, run.source, groups, config, fresh=first == 0)
-    for i, (_, optimiser) in enumerate(trained if first else ()):
-        restore_optimiser(optimiser, i, tensors)
+    for i, pair in enumerate(trained if first else ()):
+        restore_optimiser(pair.optimiser, i, tensors)
     step = Step(torch.Generator(run.source.device), place.rank, place.world)
     recorder = Recorder(step.generator, enabled=config.graphs and place.world == 1)
     lr = partial(learning_rate, config, total)
@@ -84,7 +85,7 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
             due = tuple(pair for pair in trained if index % pair.objective.every == 0)
             set_rate(due, lr(index))
             logs = recorder(due, partial(one_step, due, step=step, config=config), images)
-            for objective, _ in due:
+            for objective, *_ in due:
                 if objective.after is not None:
                     objective.after(step)
             stop = _agree(stopped.is_set(), index, run)
@@ -132,7 +133,9 @@ def _prepare(
     for objective in stage.objectives:
         for part in objective.modules:
             part.train().requires_grad_(True)
-    return [Trained(objective, adamw(objective, config, gpu=source.device.type == "cuda")) for objective in stage.objectives]
+    gpu = source.device.type == "cuda"
+    halves = Halves(module) if half_precision(source.device, config.amp) else None
+    return [Trained(objective, adamw(objective, config, gpu=gpu), halves) for objective in stage.objectives]
 
 
 def _stream(run: _Run, stage: int, groups: Sequence[list[int]], first: int, total: int) -> Iterator[tuple[int, Tensor]]:

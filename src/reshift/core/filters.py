@@ -57,6 +57,12 @@ def opening(x: Tensor, size: int) -> Tensor:
     return dilate(erode(x, size), size)
 
 
+def without_strokes(x: Tensor, size: int, step: float) -> Tensor:
+    """Replace what is narrower than ``size`` and brighter than its surroundings by more than ``step``: letters, calipers."""
+    behind = opening(x, size)
+    return torch.where(x - behind > step, behind, x)
+
+
 def closing(x: Tensor, size: int) -> Tensor:
     """Dilate, then erode: fill what is dark and smaller than the window."""
     return erode(dilate(x, size), size)

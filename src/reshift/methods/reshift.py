@@ -6,8 +6,9 @@ among them the paper's own masked latent restoration with the decoder's error ta
 frozen ImageNet features, if the extra ``features`` is installed; the distance of those features to the nearest of the training
 normals is a second witness. Both are measured in units of their spread over normals that were not trained on, and averaged.
 
-There are several discriminators, and each leaves out one fold of the subjects, as does a part of the memory: so every training
-normal is unseen by one of them, all normals can be learned from, and thresholds come from all of them.
+Burned-in text is taken off first, as far as it consists of thin bright strokes; more of it is painted into training images,
+where it is no shift. There are several discriminators, and each leaves out one fold of the subjects, as does a part of the
+memory: so every training normal is unseen by one of them, all normals can be learned from, and thresholds come from all.
 
 Map: softplus of that average, 0 outside the anatomy. Image score: the mean of the map's highest ``top`` pixels. The paper's own
 score and map remain: ``paper``.
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 
 from reshift.config import Frozen
 from reshift.core.augment import random_affine
-from reshift.core.filters import gaussian_blur
+from reshift.core.filters import gaussian_blur, without_strokes
 from reshift.methods.annotations import drawn_marks, paint
 from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
 from reshift.methods.dmd import DMD
@@ -54,6 +55,7 @@ class ReshiftSettings(Frozen):
     largest: float = Field(0.35, gt=0.0)
     untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
     marks: float = Field(0.3, ge=0.0, le=1.0)  # share of images with text or calipers painted in, which are no shift
+    strokes: float = Field(0.5, ge=0.0)  # of the range of 2: thin lines brighter by this are taken off first; 0 leaves all
     degrees: float = Field(8.0, ge=0.0)  # augmentation
     move: float = Field(0.06, ge=0.0)
     zoom: float = Field(0.12, ge=0.0, lt=1.0)
@@ -140,29 +142,18 @@ class Reshift(nn.Module):
         objectives = tuple(Objective((member,), partial(self._discriminate, i)) for i, member in enumerate(self.members))
         stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
         if self.remembers:
-            facts = {
-                "what": "coreset of unit patches",
-                **s.model_dump(include={"features", "side", "bank", "sample"}),
-                "marks": s.marks > 0,
-            }
+            facts = s.model_dump(include={"features", "side", "strokes", "bank", "sample"})
+            facts["what"] = "coreset of unit patches"
             stages.append(Stage("memory", 0, (), self._remember, facts, folds=self.folds))
         return (*stages, Stage("discriminator", 0, objectives, None, decided, s.steps, self.folds))
 
     def _remember(self, images: Iterable[Tensor], fold: int = 0) -> None:
-        """Fill one part of the bank from a fair sample of the fold's patches; an eighth of it shows painted marks."""
-        s, device, generator = self.settings, self.bank.device, torch.Generator().manual_seed(0)
-        plain, marked = (Sample(max(1, s.sample // self.folds // n), self.bank.shape[2], device, generator) for n in (1, 4))
-        step = Step(torch.Generator(device).manual_seed(fold))
+        """Fill one part of the bank from a fair sample of the fold's patches."""
+        limit, dims = max(1, self.settings.sample // self.folds), self.bank.shape[2]
+        sample = Sample(limit, dims, self.bank.device, torch.Generator().manual_seed(0))
         for x in (part for batch in images for part in batch.split(PASS)):
-            plain.add(as_rows(self._patches(self._maps(x))))
-            if s.marks:
-                image, where = paint(x, self.marks, step, share=1.0)
-                patches = self._patches(self._maps(image))
-                marked.add(as_rows(patches)[F.adaptive_max_pool2d(where, patches.shape[-2:]).flatten() > VISIBLE])
-        size = self.bank.shape[1]
-        share = size // 8 if len(marked.rows) else 0
-        parts = [plain.coreset(size - share), *([marked.coreset(share)] if share else [])]
-        self.bank[fold] = torch.cat(parts)
+            sample.add(as_rows(self._patches(self._maps(self._read_over(x)))))
+        self.bank[fold] = sample.coreset(self.bank.shape[1])
 
     def _sources(self) -> dict[str, Source]:
         known = {**SOURCES, RESTORATION: self._restoration}
@@ -185,6 +176,7 @@ class Reshift(nn.Module):
             )  # fmt: skip
             image, painted = paint(found.image, self.marks, step, share=s.marks) if s.marks else (found.image, found.inside)
             inside = torch.maximum(found.inside, (painted > VISIBLE).to(x.dtype))  # a word beside the head is no shift, either
+            image = self._read_over(image)
             maps = self._maps(image)
         logits = self.members[member](self._shown(image), maps).to(x.dtype)
         errors = F.binary_cross_entropy_with_logits(logits, found.where, reduction="none") * inside
@@ -193,7 +185,7 @@ class Reshift(nn.Module):
     def settle(self, batches: Iterable[tuple[Tensor, int | None]]) -> None:
         """See normals, each by what was not trained on it: centre and spread of both witnesses inside the anatomy."""
         n, total, squares = 0.0, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        for x, fold in ((part, fold) for batch, fold in batches for part in batch.split(PASS)):
+        for x, fold in ((self._read_over(part), fold) for batch, fold in batches for part in batch.split(PASS)):
             inside = enclosed(x).double()
             for i, witness in enumerate(self._witnesses(x, fold)):
                 total[i] += float((witness.double() * inside).sum())
@@ -204,6 +196,11 @@ class Reshift(nn.Module):
         self.spread.copy_((squares / max(n, 1.0) - mean.square()).clamp(min=1e-12).sqrt())
 
     # ---- inference -------------------------------------------------------------------------------------------------
+
+    def _read_over(self, x: Tensor) -> Tensor:
+        """Take letters and calipers off: thin strokes much brighter than what they lie on."""
+        s = self.settings.strokes
+        return without_strokes(x, 2 * max(1, round(self.size / 128)) + 1, s) if s else x
 
     def _maps(self, x: Tensor) -> list[Tensor]:
         """Frozen features, never in half precision: distances want their digits. None without the extra."""
@@ -251,6 +248,7 @@ class Reshift(nn.Module):
         """Both witnesses in units of their spread, averaged by weight; ``without`` what has seen this fold."""
 
         def one(images: Tensor) -> Prediction:
+            images = self._read_over(images)
             z = [(w - c) / s for w, c, s in zip(self._witnesses(images, without), self.centre, self.spread, strict=False)]
             weight = self.settings.distance_weight
             mean = z[0] if len(z) == 1 else (z[0] + weight * z[1]) / (1.0 + weight)

@@ -1,0 +1,50 @@
+"""bf16 copies of a network's weights for one training step, all made in one go.
+
+Under autocast every convolution and linear layer casts its own weight, forwards, and its gradient, backwards: two launches of a
+few microseconds for each of some hundred tensors, frozen networks included. Here all weights are copied at once, and the
+gradients come back at once. The numbers are the same to the bit: autocast, too, casts a weight once a step and sums its
+gradients in bf16.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # not what derives from them: such a layer may compute with its weight
+
+
+class Halves:
+    """The copies for the layers of ``module``; those of trained weights take part in the gradient."""
+
+    def __init__(self, module: nn.Module) -> None:
+        layers = [layer for layer in module.modules() if type(layer) in LAYERS]
+        found = [(layer, name, p) for layer in layers for name, p in layer.named_parameters(recurse=False)]
+        self.places = [(layer, name) for layer, name, _ in found]
+        self.whole = [p for *_, p in found]
+        self.half = [p.detach().to(torch.bfloat16).requires_grad_(p.requires_grad) for p in self.whole]
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let the layers compute with fresh copies."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.half, list[Tensor](self.whole))  # what torch's own optimisers are built on
+        self._put(self.half)
+        try:
+            yield
+        finally:
+            self._put(self.whole)
+
+    def give_back(self) -> None:
+        """Hand the copies' gradients to the weights, in their own type."""
+        known = [(whole, half, half.grad) for whole, half in zip(self.whole, self.half, strict=True) if half.grad is not None]
+        grads = [torch.empty_like(whole) for whole, *_ in known]
+        with torch.no_grad():
+            torch._foreach_copy_(grads, [grad for *_, grad in known])
+        for (whole, half, _), grad in zip(known, grads, strict=True):
+            whole.grad, half.grad = grad, None
+
+    def _put(self, tensors: Sequence[Tensor]) -> None:
+        for (layer, name), tensor in zip(self.places, tensors, strict=True):
+            layer._parameters[name] = tensor  # type: ignore[assignment]  # noqa: SLF001
