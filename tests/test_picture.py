@@ -1,13 +1,16 @@
 """Overlays: the same value is the same colour in every image."""
 
+import io
 import warnings
 
 import numpy as np
+import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from reshift.picture import RAMP, colours, grey, montage, overlay, tile
+from reshift.picture import RAMP, STEPS, colours, grey, montage, overlay, png, tile
 
 some = settings(deadline=None, max_examples=50)
 
@@ -103,3 +106,45 @@ def test_tiles_keep_proportions_and_order() -> None:
     laid = montage(tiles)
     assert laid[::4, ::4, 0].tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
     assert montage(tiles[:1]).shape == (4, 4, 3)
+
+
+def plain_colours(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """What the table of colours stands for: the ramp, interpolated at every value."""
+    at = np.linspace(0.0, 1.0, len(RAMP))
+    return np.stack([np.interp(values, at, RAMP[:, c]) for c in range(3)], axis=-1).round().astype(np.uint8)
+
+
+def test_the_table_of_colours_is_the_ramp_at_every_step_and_beside_it() -> None:
+    ends = np.linspace(0.0, 1.0, STEPS + 1, dtype=np.float32)
+    knots = np.linspace(0.0, 1.0, len(RAMP), dtype=np.float32)
+    near = np.concatenate([ends, knots])
+    values = np.concatenate([near, np.nextafter(near, np.float32(-1)), np.nextafter(near, np.float32(2))])
+    values = np.concatenate([values, np.random.default_rng(0).random(2**20, dtype=np.float32)])[None]
+    np.testing.assert_array_equal(colours(values), plain_colours(values))
+    assert colours(np.array([[np.nan]], dtype=np.float32)).tolist() == [[RAMP[0].tolist()]]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_blending_gives_the_pixels_of_the_plain_formula(channels: int) -> None:
+    rng = np.random.default_rng(channels)
+    pixels = rng.uniform(-1000.0, 3000.0, (97, 131, channels)).astype(np.float32)
+    heatmap = rng.normal(0.3, 0.5, (97, 131)).astype(np.float32)
+    heatmap[:4, :4] = np.nan
+    heat = np.nan_to_num(np.clip(heatmap / 0.7, 0.0, 1.0))
+    alpha = (0.75 * np.sqrt(heat))[:, :, None]
+    base = np.repeat(grey(pixels)[:, :, None], 3, axis=2)
+    wanted = np.rint((1.0 - alpha) * base + alpha * plain_colours(heat)).astype(np.uint8)
+    np.testing.assert_array_equal(overlay(pixels, heatmap, 0.7), wanted)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (16, 1), (61, 83)])
+@pytest.mark.parametrize("kind", ["noise", "flat", "ramp"])
+def test_a_png_holds_the_pixels_it_was_given(shape: tuple[int, int], kind: str) -> None:
+    height, width = shape
+    flat = np.full((height, width, 3), 200, dtype=np.uint8)
+    ramp = (np.add.outer(3 * np.arange(height), 5 * np.arange(width))[:, :, None] + [0, 70, 140]).astype(np.uint8)
+    picture = {"noise": np.random.default_rng(0).integers(0, 256, flat.shape, dtype=np.uint8), "flat": flat, "ramp": ramp}[kind]
+    for shown in (picture, picture[::-1, ::-1]):  # the latter does not lie in memory as it reads
+        with PIL.Image.open(io.BytesIO(png(shown))) as found:
+            assert (found.format, found.mode) == ("PNG", "RGB")
+            np.testing.assert_array_equal(np.asarray(found), shown)

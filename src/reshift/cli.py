@@ -12,6 +12,7 @@ import typer
 
 from reshift import __version__, cli_bench, cli_data, cli_info
 from reshift.errors import Stopped, UserError
+from reshift.imports import heavy_imports
 
 app = typer.Typer(
     name="reshift",
@@ -49,7 +50,8 @@ def demo(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Phantom data → train → calibrate → score → evaluate → report, in minutes on two CPU cores."""
-    from reshift.demo import demo as run
+    with heavy_imports():
+        from reshift.demo import demo as run
 
     _print_metrics(run(out, kind, seed))
     typer.echo(f"report: {out / 'report.html'}")
@@ -68,9 +70,10 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="continue what was stopped in --out")] = False,
 ) -> None:
     """Learn from normal images, calibrate on held-out ones, and leave RUN/bundle and RUN/log.jsonl."""
-    from reshift.bundle import load_bundle
-    from reshift.config import assignment, read_toml
-    from reshift.pipeline import resolve, train_run
+    with heavy_imports():
+        from reshift.bundle import load_bundle
+        from reshift.config import assignment, read_toml
+        from reshift.pipeline import resolve, train_run
 
     layers: list[dict[str, Any]] = [read_toml(config)] if config else []
     layers += [assignment(text) for text in set_ or ()]
@@ -107,7 +110,8 @@ def select(
 @app.command()
 def calibrate(bundle: BundlePath, data: Data, device: Device = "auto") -> None:
     """Set the thresholds and the p-value table anew from other normal images, without training."""
-    from reshift.pipeline import calibrate_bundle
+    with heavy_imports():
+        from reshift.pipeline import calibrate_bundle
 
     calibration = calibrate_bundle(bundle, _unpacked(data), device)
     chosen = calibration.reference
@@ -132,8 +136,9 @@ def score(
     workers: Annotated[int | None, typer.Option(min=1, help="ray: model copies at work; default one a GPU, or a core")] = None,
 ) -> None:
     """Score images and volumes: scores.jsonl, maps/ on their own pixels or voxels, overlays/. A bad case is recorded."""
-    from reshift.predict import load_model
-    from reshift.score import score as run
+    with heavy_imports():
+        from reshift.predict import load_model
+        from reshift.score import score as run
 
     on_ray = _engine(bundle, inputs, engine, workers, device)
     model = load_model(bundle, "cpu" if on_ray else device)  # with Ray the workers have their own
@@ -162,10 +167,11 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Run the test split of a manifest: metrics.json and report.html."""
-    from reshift.data.manifest import load_cases
-    from reshift.evaluate import evaluate as run
-    from reshift.evaluate import normative_indices
-    from reshift.predict import load_model
+    with heavy_imports():
+        from reshift.data.manifest import load_cases
+        from reshift.evaluate import evaluate as run
+        from reshift.evaluate import normative_indices
+        from reshift.predict import load_model
 
     data = _unpacked(data)
     cases = load_cases(data)

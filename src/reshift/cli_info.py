@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from reshift.imports import heavy_imports
+
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, e.g. RUN/bundle")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 
@@ -20,7 +22,8 @@ def info(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, e.g. RUN/bundle")], as_json: AsJson = False
 ) -> None:
     """Say what a bundle is: method, training data, thresholds, settings."""
-    from reshift.bundle import load_bundle
+    with heavy_imports():
+        from reshift.bundle import load_bundle
 
     found = load_bundle(bundle)
     known: dict[str, Any] = {

@@ -6,7 +6,9 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -25,7 +27,7 @@ from reshift.data.read import Scan, is_volume, list_scans, open_scan
 from reshift.data.source import ahead
 from reshift.data.volume import Volume
 from reshift.errors import UserError, reason
-from reshift.picture import overlay
+from reshift.picture import overlay, png
 from reshift.predict import Model, Result, grouped
 from reshift.progress import progress
 from reshift.score_volume import export, score_volume
@@ -216,30 +218,51 @@ def _volume(run: Run, job: Job) -> list[Record]:
 
 
 def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
-    model = run.model
+    """Read ahead, and write behind: on a GPU, one batch's maps and overlays are packed while the next is computed.
+
+    On the CPU a picture is recorded before the next is begun: its cores have nothing to spare, and a kill loses less.
+    """
+    model, behind = run.model, 0 if run.model.batch == 1 else run.model.batch
+    writing: deque[tuple[Job, Future[Record]]] = deque()
 
     def load(job: Job) -> Loaded | None:
         image = open_scan(job.path)
         return None if isinstance(image, Volume) else Loaded(image, model.prepare(image))
 
-    for group in grouped(ahead(load, jobs, model.batch + READ_AHEAD), model.batch):
-        found = [(job, future.result()) for job, future in group if future.exception() is None]
-        good = [(job, loaded) for job, loaded in found if loaded is not None]
-        for job, future in group:
-            if (err := future.exception()) is not None:
-                yield job, [failed(job, reason(err))]
-        for job in (job for job, loaded in found if loaded is None):
-            yield job, _volume(run, job)  # opened again: a batch of volumes would not fit into memory
-        if not good:
-            continue
-        begun = time.monotonic()
-        results = model.results([loaded.prepared for _, loaded in good])
-        seconds = (time.monotonic() - begun) / len(good)
-        for (job, loaded), result in zip(good, results, strict=True):
-            if math.isfinite(result.score):
-                yield job, [_written(run, job, loaded, result, seconds)]
-            else:
-                yield job, [failed(job, f"{job.path}: the model's score is {result.score}; its training may have diverged")]
+    with ThreadPoolExecutor(1 if run.dicom else min(16, os.cpu_count() or 1)) as pool:  # highdicom promises nothing of threads
+        try:
+            for group in grouped(ahead(load, jobs, model.batch + READ_AHEAD), model.batch):
+                good = [(job, seen) for job, future in group if future.exception() is None and (seen := future.result())]
+                if len(good) < len(group):
+                    yield from _written_until(0, writing)  # what came earlier is recorded earlier
+                    yield from _odd(run, group)
+                if good:
+                    begun = time.monotonic()
+                    results = model.results([loaded.prepared for _, loaded in good])
+                    seconds = (time.monotonic() - begun) / len(good)
+                    for (job, loaded), result in zip(good, results, strict=True):
+                        writing.append((job, pool.submit(_written, run, job, loaded, result, seconds)))
+                    yield from _written_until(behind, writing)
+        except (Exception, KeyboardInterrupt):  # what is written is recorded, whatever comes after it
+            yield from _written_until(0, writing)
+            raise
+        yield from _written_until(0, writing)
+
+
+def _written_until(left: int, writing: "deque[tuple[Job, Future[Record]]]") -> Found:
+    """Wait for the oldest until only ``left`` are under way."""
+    while len(writing) > left:
+        job, record = writing.popleft()
+        yield job, [record.result()]
+
+
+def _odd(run: Run, group: Sequence[tuple[Job, "Future[Loaded | None]"]]) -> Found:
+    """Files that cannot be read, and DICOM files that turn out to be volumes."""
+    for job, future in group:
+        if (err := future.exception()) is not None:
+            yield job, [failed(job, reason(err))]
+    for job in (job for job, future in group if future.exception() is None and future.result() is None):
+        yield job, _volume(run, job)  # opened again: a batch of volumes would not fit into memory
 
 
 def failed(job: Job, error: str) -> Record:
@@ -253,13 +276,15 @@ def _record(job: Job, **values: Any) -> Record:
 
 def _written(run: Run, job: Job, loaded: Loaded, result: Result, seconds: float) -> Record:
     """Write the map and the overlay, and only then say so in a record."""
+    if not math.isfinite(result.score):
+        return failed(job, f"{job.path}: the model's score is {result.score}; its training may have diverged")
     out, calibration = run.out, run.model.bundle.calibration
-    buffer = io.BytesIO()
+    place, buffer = f"maps/{job.stem}.npy", io.BytesIO()
     np.save(buffer, result.heatmap)
-    place = f"maps/{job.stem}.npy"
-    _write(out / place, buffer)
+    _write(out / place, buffer.getvalue())
     if calibration is not None:
-        _write(out / "overlays" / f"{job.stem}.png", _overlay(loaded, result, calibration.heat_scale))
+        shown = overlay(loaded.image.pixels, result.heatmap, calibration.heat_scale, loaded.image.window)
+        _write(out / "overlays" / f"{job.stem}.png", png(shown))
     error = None
     if calibration is not None and run.dicom and is_dicom(job.path):
         error = export(out / "dicom" / job.stem, loaded.image, result.heatmap, calibration)
@@ -268,15 +293,7 @@ def _written(run: Run, job: Job, loaded: Loaded, result: Result, seconds: float)
     return _record(job, **numbers, map=place, seconds=round(seconds, 4), error=error, **judged)
 
 
-def _overlay(loaded: Loaded, result: Result, scale: float) -> io.BytesIO:
-    import PIL.Image
-
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(overlay(loaded.image.pixels, result.heatmap, scale, loaded.image.window)).save(buffer, "png")
-    return buffer
-
-
-def _write(target: Path, content: io.BytesIO) -> None:
+def _write(target: Path, content: bytes) -> None:
     with naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_bytes(target, content.getvalue())
+    atomic_bytes(target, content)

@@ -1,4 +1,8 @@
-"""Prepared images by index: in memory (on the GPU if there is one) while they fit, read ahead from disk beyond that."""
+"""Prepared images by index: in memory (on the GPU if there is one) while they fit, read ahead from disk beyond that.
+
+Beyond that they may also go to a cache on disk (``prepared_cache``): decoding takes ten times as long as reading what it gave,
+and of a compressed volume a thousand times.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +18,7 @@ from torch import Tensor
 from reshift.config import DataConfig
 from reshift.data.manifest import Case, deal
 from reshift.data.prepare import prepare
+from reshift.data.prepared_cache import prepared_cache
 from reshift.data.read import read_picture
 
 CHUNK = 64  # images per batch when walking over all of them
@@ -26,8 +31,8 @@ class Source:
         self.cases, self.config, self.device = list(cases), config, device
         self.pool = ThreadPoolExecutor(min(16, cpu_count() or 1))  # decoding and resizing release the GIL
         self.reader = ThreadPoolExecutor(1)  # waits for the pool, so it cannot be of the pool
-        needed = len(cases) * config.channels * config.size**2 * 4
-        self.resident = needed <= config.memory_gb * 2**30
+        self.resident = _fits(cases, config)
+        self.read = _reader(cases, config)
         self.images = self._load(range(len(self.cases))).to(device) if self.resident else None
         self.ahead: dict[tuple[int, ...], Future[Tensor]] = {}
 
@@ -50,7 +55,7 @@ class Source:
             yield self.batch(chosen[start : start + CHUNK])
 
     def _load(self, indices: Sequence[int]) -> Tensor:
-        pixels = self.pool.map(lambda i: _prepared(self.cases[i], self.config), indices)
+        pixels = self.pool.map(lambda i: self.read(self.cases[i]), indices)
         return torch.from_numpy(np.stack(list(pixels)))
 
 
@@ -62,8 +67,18 @@ def folds(cases: Sequence[Case], count: int, seed: int) -> list[list[int]]:
 
 def check_images(cases: Sequence[Case], config: DataConfig) -> None:
     """Read and drop every image: a damaged one shows now, and not after hours of training."""
-    for _, future in ahead(lambda case: _prepared(case, config), cases):
+    for _, future in ahead(_reader(cases, config), cases):
         future.result()
+
+
+def _fits(cases: Sequence[Case], config: DataConfig) -> bool:
+    return len(cases) * config.channels * config.size**2 * 4 <= config.memory_gb * 2**30
+
+
+def _reader(cases: Sequence[Case], config: DataConfig) -> Callable[[Case], NDArray[np.float32]]:
+    """How to come by one of ``cases``: by way of the cache, where they will be asked for again and again."""
+    kept = None if _fits(cases, config) else prepared_cache()
+    return (lambda case: _prepared(case, config)) if kept is None else (lambda case: kept.get(case, config, _prepared))
 
 
 def _prepared(case: Case, config: DataConfig) -> NDArray[np.float32]:

@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from reshift.config import nearest
 from reshift.errors import UserError
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ DATASETS: dict[str, Entry] = {
 def get(name: str) -> "PlanFunction":
     """Import the function that plans dataset ``name``."""
     if name not in DATASETS:
+        from reshift.config import nearest  # with pydantic, which 'reshift --help' does not wait for
+
         raise UserError(f"unknown dataset '{name}'{nearest(name, DATASETS)}; 'reshift datasets' lists them")
     module, _, attribute = DATASETS[name].location.partition(":")
     found: PlanFunction = getattr(import_module(module), attribute)
