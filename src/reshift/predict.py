@@ -24,7 +24,7 @@ from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
 from reshift.nets.features import FeatureNet, efficientnet_lite0
 from reshift.progress import progress
-from reshift.runtime import pick_device, precision, to_device
+from reshift.runtime import pick_device, scoring, to_device
 
 GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
 
@@ -95,9 +95,8 @@ class Model:
 
     def run(self, pixels: NDArray[np.float32], without: int | None = None) -> tuple[list[float], NDArray[np.float32]]:
         """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps; ``without`` what has seen this fold, if a method can."""
-        amp = "auto" if getattr(self.detector, "bf16", False) else "off"
         fold = {} if without is None else {"without": without}
-        with torch.inference_mode(), precision(self.device, amp):
+        with torch.inference_mode(), scoring(self.device, self.detector):
             prediction = self.detector.predict(torch.from_numpy(pixels).to(self.device), **fold)
         heatmap: NDArray[np.float32] = prediction.heatmap.float().cpu().numpy()
         return prediction.score.double().cpu().tolist(), heatmap

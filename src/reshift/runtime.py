@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from reshift.errors import UserError
 
+VARIABLE = "RESHIFT_AMP"
+
 
 class Place(NamedTuple):
     """This process among all of them."""
@@ -40,6 +42,19 @@ def half_precision(device: torch.device, amp: str) -> bool:
 def precision(device: torch.device, amp: str) -> AbstractContextManager[object]:
     """Autocast to bf16 where asked for. bf16 needs no loss scaling, so there is no scaler whose state a resume must restore."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if half_precision(device, amp) else nullcontext()
+
+
+def scoring(device: torch.device, detector: object) -> AbstractContextManager[object]:
+    """Precision of ``predict``: bf16 on a GPU where the method allows it (``bf16``), else float32.
+
+    The environment variable RESHIFT_AMP says otherwise: ``off`` is float32 everywhere; ``bf16`` is bf16 on the CPU, too, where
+    the method allows that (``bf16_cpu``). Not by itself: results should not depend on what a processor can do.
+    """
+    wish = os.environ.get(VARIABLE) or "auto"
+    if wish not in ("auto", "bf16", "off"):
+        raise UserError(f"{VARIABLE}='{wish}' is none of auto, bf16 and off")
+    allowed = getattr(detector, "bf16_cpu" if device.type == "cpu" else "bf16", False)
+    return precision(device, wish) if allowed else nullcontext()
 
 
 def to_device(module: nn.Module, device: torch.device) -> nn.Module:

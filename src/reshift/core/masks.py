@@ -36,8 +36,12 @@ def grid_starts(length: int, side: int, stride: int) -> list[int]:
     return [*starts, last]
 
 
+def grid_corners(h: int, w: int, side: int, stride: int) -> list[tuple[int, int]]:
+    """Upper left corners of all K_M inference masks, row by row. A 16×16 grid with ℓ_M = 4, s_M = 2 gives 49."""
+    return [(a, b) for a in grid_starts(h, side, stride) for b in grid_starts(w, side, stride)]
+
+
 def grid_masks(h: int, w: int, side: int, stride: int) -> Tensor:
-    """All K_M inference masks, row by row, as ``(K_M, 1, h, w)``. A 16×16 grid with ℓ_M = 4, s_M = 2 gives 49."""
-    corners = [(a, b) for a in grid_starts(h, side, stride) for b in grid_starts(w, side, stride)]
-    a, b = torch.tensor(corners).unbind(1)
+    """All K_M inference masks, in the order of their corners, as ``(K_M, 1, h, w)``."""
+    a, b = torch.tensor(grid_corners(h, w, side, stride)).unbind(1)
     return square_mask(torch.full_like(a, side), a, b, h, w)

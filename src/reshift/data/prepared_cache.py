@@ -1,8 +1,8 @@
 """Prepared images on disk, for training that streams: the next epoch, and the next run, read 64 KB instead of a scan.
 
 An image is found by what decides its pixels: the bytes of its file, its slice, the data settings, and the code and libraries
-that read it. ``RESHIFT_PREPARED_GB`` switches it on and bounds the folder: these are patients' images, and nobody should find them
-where they were not put knowingly. ``RESHIFT_CACHE=off`` switches it off.
+that read it. ``RESHIFT_PREPARED_GB`` switches it on and bounds the folder: these are patients' images, and nobody should find
+them where they were not put knowingly. ``RESHIFT_CACHE=off`` switches it off.
 """
 
 import hashlib

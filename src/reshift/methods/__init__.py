@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from reshift.config import nearest
 from reshift.errors import UserError, reason
 
 if TYPE_CHECKING:
@@ -72,8 +73,6 @@ def get(name: str, *, given: bool = False) -> "DetectorClass":
     if ":" in name:
         return _foreign(name, given=given)
     if name not in METHODS:
-        from reshift.config import nearest  # with pydantic, which 'reshift methods' does not wait for
-
         raise UserError(f"unknown method '{name}'{nearest(name, METHODS)}")
     module, _, attribute = METHODS[name].location.partition(":")
     found: DetectorClass = getattr(import_module(module), attribute)

@@ -14,9 +14,10 @@ from reshift.config import Frozen
 from reshift.core.anomaly import overlap_average, residual_map, upsample_mask
 from reshift.core.diffusion import clean_estimate, masked_forward
 from reshift.core.losses import classification_loss, diffusion_loss, stage2_loss, vq_loss
-from reshift.core.masks import grid_masks, square_mask, square_side, square_start
+from reshift.core.masks import grid_corners, grid_masks, square_mask, square_side, square_start
 from reshift.core.quantize import code_counts, usage_and_perplexity
 from reshift.core.schedule import at, linear_alpha_bar
+from reshift.core.windows import Windows
 from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.methods.dmd_settings import STAGE1, STAGE2, DMDSettings
 from reshift.nets.classifier import Classifier
@@ -35,6 +36,7 @@ class DMD(nn.Module):
             "model": {"stage1_epochs": 60, "stage2_epochs": 20, "unet_widths": [48, 64, 96], "restart_after": 25},
         },
     }
+    bf16_cpu: ClassVar[bool] = True
     alpha_bar: Tensor
     scale: Tensor
     idle: Tensor
@@ -186,48 +188,63 @@ class DMD(nn.Module):
 
     def inference_masks(self) -> tuple[Tensor, Tensor]:
         """The K_M grid masks and one Gaussian draw for each, the same for every image; drawn on the CPU for every device."""
-        s, g = self.settings, self.grid
-        masks = grid_masks(g, g, s.mask_side, s.mask_stride) if s.masking else torch.ones(1, 1, g, g)
-        generator = torch.Generator().manual_seed(s.inference_seed)
-        eps = torch.randn(len(masks), s.d_z, g, g, generator=generator)
+        masks, generator = self._grid(), torch.Generator().manual_seed(self.settings.inference_seed)
+        eps = torch.randn(len(masks), self.settings.d_z, self.grid, self.grid, generator=generator)
         return masks.to(self.scale.device), eps.to(self.scale.device)
 
-    def restore(self, z0: Tensor, M: Tensor, eps: Tensor) -> Tensor:
-        """Eqs. 5, 7, 12 at t*: every image with every mask, ``(B, d_z, h, w)``, ``(k, …)`` → ``(B, k, C, H, W)``."""
-        b, k = len(z0), len(M)
-        z0, M = z0.repeat_interleave(k, 0), M.repeat(b, 1, 1, 1)  # rows: image 0 with masks 0…k-1, image 1 …
-        if not self.settings.diffusion:
-            return torch.unflatten(self._decode((1.0 - M) * z0), 0, (b, k))
-        t = torch.full((b * k,), self.settings.t_star, device=z0.device)
-        a_bar = at(self.alpha_bar, t)
-        z_t = masked_forward(z0, eps.repeat(b, 1, 1, 1), M, a_bar)
-        z0_hat = clean_estimate(z_t, self.denoiser(z_t, t).to(z_t.dtype), z0, M, a_bar)
-        return torch.unflatten(self._decode(z0_hat), 0, (b, k))
+    def _grid(self) -> Tensor:
+        s, g = self.settings, self.grid
+        return grid_masks(g, g, s.mask_side, s.mask_stride) if s.masking else torch.ones(1, 1, g, g)
 
-    def _restorations(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Algorithm 2, lines 2–7, some masks at a time: M_k↑ ``(k, H, W)`` and x_k^r ``(B, k, C, H, W)``."""
-        z0, (masks, noise) = self.latents(x), self.inference_masks()
+    def restore(self, z0: Tensor, M: Tensor, eps: Tensor) -> Tensor:
+        """Eqs. 5 and 7 at t*: every image with every mask, ``(B, d_z, h, w)``, ``(k, …)`` → ẑ_0, ``(B, k, d_z, h, w)``."""
+        z0 = z0[:, None]
+        if not self.settings.diffusion:
+            return (1.0 - M) * z0
+        t = torch.full((1,), self.settings.t_star, device=z0.device)
+        a_bar = at(self.alpha_bar, t)
+        z_t = masked_forward(z0, eps, M, a_bar)
+        eps_hat = self.denoiser(z_t.flatten(0, 1), t).to(z_t.dtype)
+        return clean_estimate(z_t, torch.unflatten(eps_hat, 0, z_t.shape[:2]), z0, M, a_bar)
+
+    def _windows(self) -> Windows:
+        """Where the inference masks are, and what must be decoded to see behind them."""
+        s, g = self.settings, self.grid
+        corners, side = (grid_corners(g, g, s.mask_side, s.mask_stride), s.mask_side) if s.masking else ([(0, 0)], g)
+        return Windows(corners, side, self.vqvae.margin(), g, self.vqvae.factor)
+
+    def _restorations(self, x: Tensor) -> Iterator[tuple[Windows, Tensor]]:
+        """Algorithm 2, lines 2–6, some masks at a time: windows, and x_k^r inside them, ``(B, k, C, l, l)``."""
+        (masks, noise), windows = self.inference_masks(), self._windows()
+        with _float32(x):
+            z0 = self.latents(x).contiguous()
         rows = max(1, self.settings.inference_rows // len(x))
-        for M, eps in zip(masks.split(rows), noise.split(rows), strict=True):
-            yield upsample_mask(M, x.shape[-2], x.shape[-1]), self.restore(z0, M, eps)
+        for k in range(0, len(masks), rows):
+            some = slice(k, k + rows)
+            z0_hat = windows.some(some).latents(self.restore(z0, masks[some], noise[some]))
+            with _float32(x):
+                x_r = self._decode(z0_hat.flatten(0, 1))
+            yield windows.some(some), torch.unflatten(x_r, 0, z0_hat.shape[:2])
+
+    def _coverage(self, x: Tensor) -> Tensor:
+        """D_pix: how many masks cover each pixel, ``(1, H, W)``."""
+        return upsample_mask(self._grid().sum(0, keepdim=True), x.shape[-2], x.shape[-1]).to(x.device)
 
     def anomaly_map(self, x: Tensor) -> Tensor:
         """Algorithm 2, lines 2–10: A_pix, ``(B, C, H, W)`` → ``(B, H, W)``."""
-        N_pix, D_pix = torch.zeros_like(x[:, 0]), torch.zeros_like(x[0, 0])
-        for up, x_r in self._restorations(x):
-            N_pix += (up * residual_map(x[:, None], x_r)).sum(1)
-            D_pix += up.sum(0)
-        return overlap_average(N_pix, D_pix, self.settings.delta)
+        N_pix = torch.zeros_like(x[:, 0])
+        for windows, x_r in self._restorations(x):
+            windows.add(N_pix, residual_map(windows.pixels(x), x_r))
+        return overlap_average(N_pix, self._coverage(x), self.settings.delta)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """Eq. 14 over the restorations themselves, so that each pixel comes from where it was masked; shaped like ``x``."""
         healthy = []
         for images in invariant_parts(x):
-            total, D_pix = torch.zeros_like(images), torch.zeros_like(images[0, 0])
-            for up, x_r in self._restorations(images):
-                total += (up[:, None] * x_r).sum(1)
-                D_pix += up.sum(0)
-            healthy.append(overlap_average(total, D_pix, self.settings.delta))
+            total = torch.zeros_like(images)
+            for windows, x_r in self._restorations(images):
+                windows.add(total, x_r)
+            healthy.append(overlap_average(total, self._coverage(images), self.settings.delta))
         return torch.cat(healthy)
 
     def reconstruction_shift(self, x: Tensor, step: Step) -> Tensor:
@@ -247,9 +264,15 @@ class DMD(nn.Module):
             heatmap = self.anomaly_map(images)
             if not self.settings.classifier:
                 return Prediction(heatmap.flatten(1).mean(1), heatmap)
-            return Prediction(self.shift(images).float().softmax(1)[:, 1], heatmap)
+            with _float32(images):
+                return Prediction(self.shift(images).softmax(1)[:, 1], heatmap)
 
         return batch_invariant(one, x)
+
+
+def _float32(x: Tensor) -> torch.autocast:
+    """Only the denoiser, which is nearly all of the work, may predict in bf16: codes, pixels and scores keep their digits."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def _vectors(z: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from reshift.core.quantize import lookup, nearest_code, straight_through
+from reshift.core.windows import Up, margin
 from reshift.nets.norm import BatchNorm
 
 
@@ -24,6 +25,12 @@ def _down(c_in: int, c_out: int) -> nn.Sequential:
 
 def _up(c_in: int, c_out: int) -> nn.Sequential:
     return nn.Sequential(nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1), BatchNorm(c_out), nn.ReLU())
+
+
+def _reach(layer: nn.Conv2d | nn.ConvTranspose2d) -> Up:
+    """Along one axis. A convolution that keeps the size is a transposed one with its kernel turned round."""
+    (k, _), (s, _), p = layer.kernel_size, layer.stride, layer.padding[0]
+    return (k, s, int(p)) if isinstance(layer, nn.ConvTranspose2d) else (k, 1, k - 1 - int(p))
 
 
 class VQVAE(nn.Module):
@@ -46,6 +53,11 @@ class VQVAE(nn.Module):
             k = nearest_code(z_e, self.codebook)
             z_q = lookup(k, self.codebook)
         return Quantized(z_e, z_q, straight_through(z_e, z_q), k)
+
+    def margin(self) -> int:
+        """Latents around a square that the decoder needs for its pixels."""
+        layers = [m for m in self.decoder.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d)]
+        return margin([_reach(layer) for layer in layers])
 
     def decode(self, z: Tensor) -> Tensor:
         """D_η: ``(B, d_z, h, w)`` → ``(B, C, H, W)`` in [-1, 1]."""
