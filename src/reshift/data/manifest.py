@@ -117,7 +117,7 @@ def deal(cases: Sequence[Case], folds: int, shuffle: Callable[[int], Sequence[in
 def fingerprint(cases: Sequence[Case]) -> str:
     """Return a hash of what was learned from: names, subjects and the bytes of every file."""
     digest = hashlib.blake2b(digest_size=16)
-    of = cache(_file_digest)  # a volume is hashed once, not once per slice
+    of = cache(file_digest)  # a volume is hashed once, not once per slice
     for case in sorted(cases, key=lambda case: case[:2]):
         digest.update(f"{case.name}\0{case.subject}\0{case.label}\0{case.split}\0".encode("utf-8", "surrogateescape"))
         for path in (case.image, case.mask, *([case.ignore] if case.ignore else [])):
@@ -125,10 +125,11 @@ def fingerprint(cases: Sequence[Case]) -> str:
     return digest.hexdigest()
 
 
-def _file_digest(path: Path) -> bytes:
+def file_digest(path: Path) -> bytes:
+    """A hash of a file's bytes; of a folder, which is a DICOM series, of its files' names and bytes."""
     if path.is_dir():  # a DICOM series
         parts = [
-            f"{file.name}\0".encode("utf-8", "surrogateescape") + _file_digest(file)
+            f"{file.name}\0".encode("utf-8", "surrogateescape") + file_digest(file)
             for file in sorted(path.iterdir())
             if file.is_file()
         ]

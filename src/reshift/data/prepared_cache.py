@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.config import DataConfig
-from reshift.data.manifest import Case, _file_digest
+from reshift.data.manifest import Case, file_digest
 from reshift.errors import UserError
 from reshift.stagecache import cache_folder
 from reshift.write import atomic_bytes
@@ -69,7 +69,7 @@ class PreparedCache:
 
     def _path(self, case: Case, config: DataConfig) -> Path:
         if (content := self.digests.get(case.image)) is None:
-            content = self.digests[case.image] = _file_digest(case.image).hex()[:32]
+            content = self.digests[case.image] = file_digest(case.image).hex()[:32]
         settings = sorted(config.model_dump(include=SETTINGS).items())
         key = hashlib.blake2b(f"{content} {case.slice} {settings} {_code()}".encode(), digest_size=16).hexdigest()
         return self.folder / key[:2] / key[2:]
