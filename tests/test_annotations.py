@@ -13,7 +13,8 @@ from torch import Tensor
 from reshift.methods import reshift as module
 from reshift.methods.annotations import FINER, HEIGHT, WIDTH, drawn_marks, paint
 from reshift.methods.detector import Step
-from reshift.methods.reshift import Reshift, ReshiftSettings
+from reshift.methods.reshift import Reshift
+from reshift.methods.reshift_settings import ReshiftSettings
 from reshift.methods.shifts import Shifted, shift
 
 SIZE = 64
@@ -78,7 +79,7 @@ def test_a_mark_is_no_shift(monkeypatch: pytest.MonkeyPatch) -> None:
     model.members[0].register_forward_pre_hook(lambda _net, args: shown.append(args[0]))
     x = tissue(8)
     x[:, :, :20] = -1.0
-    loss = float(model._discriminate(0, x, step())["loss"].detach())
+    loss = float(model._discriminate(x, step())["loss"].detach())
     marked = (shown[0] - found[0].image).abs() > 0.05
     assert bool(marked.any())
     assert bool(marked[found[0].inside == 0].any())  # some lie in the dark above

@@ -16,7 +16,8 @@ from reshift.data.phantom import write_phantom
 from reshift.data.read import read_picture
 from reshift.data.source import Source, folds
 from reshift.methods.detector import Objective, Stage, Step
-from reshift.methods.reshift import Reshift, ReshiftSettings
+from reshift.methods.reshift import Reshift
+from reshift.methods.reshift_settings import ReshiftSettings
 from reshift.pipeline import resolve, train_run, unseen
 from reshift.predict import load_model
 from reshift.runtime import Place
@@ -102,12 +103,11 @@ def test_a_member_does_not_learn_from_its_own_fold() -> None:
     x = images(6)
     changed = x.clone()
     changed[2:4] = 0.9  # fold 1's part of the batch
+    before, after = (model._shifted(batch, Step(torch.Generator().manual_seed(0))) for batch in (x, changed))
+    assert not torch.equal(before.image[2:4], after.image[2:4])
     for member in range(3):
-        before, after = (
-            float(model._discriminate(member, batch, Step(torch.Generator().manual_seed(0)))["loss"].detach())
-            for batch in (x, changed)
-        )
-        assert (before == after) == (member == 1)
+        errors = [float(model._error(member, [model._turned(t) for t in shown]).detach()) for shown in (before, after)]
+        assert (errors[0] == errors[1]) == (member == 1)
 
 
 def test_without_a_fold_its_member_judges_alone_and_its_patches_are_forgotten() -> None:

@@ -1,5 +1,6 @@
 """Inference that decodes only what the masks show: the same maps as Algorithm 2 read line by line, and in bf16 nearly so."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -55,7 +56,8 @@ def exact(model: DMD) -> DMD:
     for module in model.vqvae.decoder.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             module.weight.copy_(torch.randint(-1, 2, module.weight.shape).float())
-            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.copy_(torch.randint(-3, 4, module.bias.shape).float())  # type: ignore[union-attr]
             module.running_var.fill_(1.0 - module.eps)  # type: ignore[union-attr]
@@ -144,7 +146,7 @@ def test_the_margin_is_how_far_the_decoder_looks(layers: list[Up]) -> None:
 def test_the_papers_decoder_needs_one_latent_on_each_side() -> None:
     model = make(128, 1, widths=(32, 64, 128), d_z=64)
     assert model.vqvae.margin() == 1
-    windows = model._windows()
+    windows = model._plan()[0]
     assert len(windows.corners) == 49
     assert windows.latents(torch.zeros(1, 49, 64, 16, 16)).shape == (1, 49, 64, 6, 6)
 
@@ -209,3 +211,17 @@ def test_who_computes_in_bf16_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not any(half(monkeypatch, amp, Plain()) for amp in ("auto", "bf16", "off"))
     with pytest.raises(UserError, match="RESHIFT_AMP='fp8'"):
         half(monkeypatch, "fp8", DMD)
+
+
+def test_dmd_predicts_in_bf16_on_a_gpu_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[str, torch.dtype]]()
+
+    def autocast(kind: str, dtype: torch.dtype) -> AbstractContextManager[object]:
+        asked.append((kind, dtype))
+        return nullcontext()
+
+    monkeypatch.setattr(torch, "autocast", autocast)  # the real one warns where there is no GPU
+    for amp in ("off", "auto", "bf16"):
+        monkeypatch.setenv(VARIABLE, amp)
+        scoring(torch.device("cuda"), DMD)
+    assert asked == [("cuda", torch.bfloat16)] * 2

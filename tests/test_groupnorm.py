@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import product
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ SHAPES = [  # the last two are too large for one program to hold a group
     (2, 96, 8, 8, 32, True),
     (3, 48, 5, 7, 4, False),
     (1, 384, 4, 4, 32, True),
+    (2, 18, 3, 2, 6, True),
+    (1, 20, 1, 1, 5, False),
     (2, 8, 40, 60, 2, True),
     (1, 12, 90, 33, 2, False),
 ]
@@ -27,28 +30,41 @@ def test_on_the_cpu_it_is_torch_to_the_bit(act: bool) -> None:
     plain = F.group_norm(x, 4, norm.weight, norm.bias)
     assert torch.equal(norm(x), F.silu(plain) if act else plain)
     assert set(norm.state_dict()) == {"weight", "bias"}  # a GroupNorm's own: weights do not know how they were computed
+    offset = torch.randn(2, 16)
+    assert torch.equal(norm(x, offset), norm(x + offset[:, :, None, None]))
 
 
 def compare_with_torch() -> None:
-    """Outputs and all gradients, in shapes that fill no tile, some tiles and several slabs."""
+    """Outputs and all gradients, in shapes that fill no tile, some tiles and several slabs; offsets: none, each its own, one."""
     torch.manual_seed(0)
-    for b, c, h, w, groups, act in SHAPES:
+    for (b, c, h, w, groups, act), rows in product(SHAPES, ("none", "each", "one for all")):
         norm = GroupNorm(groups, c, act=act)
         torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
         torch.nn.init.uniform_(norm.bias, -1.0, 1.0)
         x = (2.0 * torch.randn(b, c, h, w) + 0.7).contiguous(memory_format=torch.channels_last)
-        back, found = torch.randn_like(x), []
-        for function in (norm, lambda x, norm=norm: fused(x, norm)):
-            given = x.clone().requires_grad_()
-            y = function(given)
-            grads = torch.autograd.grad(y, (given, norm.weight, norm.bias), back)
-            found.append((y, *grads))
+        back, wide, found = torch.randn_like(x), torch.randn(b if rows == "each" else 1, c + 5), []
+        for function in (norm, lambda x, offset, norm=norm: fused(x, norm, offset)):
+            given, offset = x.clone().requires_grad_(), wide.clone().requires_grad_()
+            y = function(given, None if rows == "none" else offset[:, 2:-3])  # a part of a wider tensor, as in the U-Net
+            wanted = (given, norm.weight, norm.bias, *([] if rows == "none" else [offset]))
+            found.append((y, *torch.autograd.grad(y, wanted, back)))
         assert found[1][0].is_contiguous(memory_format=torch.channels_last)
         for ours, theirs in zip(found[1], found[0], strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
+
+
+def check_tiles() -> None:
+    """Programs read whole sectors where a map allows it, take every group once and stay within their limit."""
+    from reshift.nets.groupnorm_small import LARGEST, tile
+
+    for c, side, groups, expected in ((128, 16, 32, 8), (128, 32, 32, 2), (192, 8, 32, 8), (512, 4, 32, 2), (30, 4, 10, 2)):
+        form = tile(torch.empty(1, c, side, side, dtype=torch.bfloat16), groups, LARGEST)
+        assert form["J"] == expected
+        assert groups % form["J"] == 0
+        assert form["R"] * form["J"] * form["K"] <= LARGEST
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with torch for CUDA)")
 def test_fused_kernels_agree_with_torch() -> None:
-    code = "import sys; sys.path.insert(0, 'tests'); from test_groupnorm import compare_with_torch; compare_with_torch()"
+    code = "import sys; sys.path.insert(0, 'tests'); import test_groupnorm as t; t.compare_with_torch(); t.check_tiles()"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})

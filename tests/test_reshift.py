@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from helpers import Cli
 from reshift.data.phantom import write_phantom
 from reshift.methods import reshift as module
+from reshift.methods import reshift_settings
 from reshift.methods.detector import Step
-from reshift.methods.reshift import Reshift, ReshiftSettings
+from reshift.methods.reshift import Reshift
+from reshift.methods.reshift_settings import ReshiftSettings
 from reshift.methods.shifts import Shifted, enclosed, shift
 from reshift.nets.dense import DenseDiscriminator
 
@@ -53,12 +55,12 @@ def test_the_discriminator_takes_image_and_features() -> None:
         DenseDiscriminator(1, (8, 16), (5, 7))
 
 
-def test_stages_in_order_each_member_by_itself() -> None:
+def test_stages_in_order() -> None:
     model = build()
     stages = model.stages()
     assert [stage.name for stage in stages] == ["autoencoder", "restoration", "memory", "discriminator"]
     assert stages[-1].steps == 2
-    assert [o.modules for o in stages[-1].objectives] == [(member,) for member in model.members]
+    assert [o.modules for o in stages[-1].objectives] == [tuple(model.members)]
     assert [stage.name for stage in build(sources=("offset",), features="off").stages()] == ["discriminator"]
     for change in ({"blur": 1.0}, {"distance_weight": 1.0}, {"flips": False}, {"top": 0.5}, {"bank": 16}):
         assert build(**change).stages()[-1].decided_by == stages[-1].decided_by
@@ -66,7 +68,7 @@ def test_stages_in_order_each_member_by_itself() -> None:
 
 
 def test_the_loss_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(features="off", sources=("offset",), marks=0.0)
+    model = build(features="off", sources=("offset",), marks=0.0, members=1)
     seen = list[Shifted]()
 
     def spy(*args: Any, **named: Any) -> Shifted:
@@ -74,20 +76,20 @@ def test_the_loss_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.Monkey
         return seen[0]
 
     monkeypatch.setattr(module, "shift", spy)
-    loss = model._discriminate(0, images(), Step(torch.Generator().manual_seed(0)))["loss"]
+    loss = model._discriminate(images(), Step(torch.Generator().manual_seed(0)))["loss"]
     image, where, inside = seen[0]
     errors = F.binary_cross_entropy_with_logits(model.members[0](image), where, reduction="none")
     assert float(loss.detach()) == pytest.approx(float(errors[inside > 0].mean().detach()), rel=1e-5)
 
 
-def test_the_loss_moves_one_member_and_not_the_paper_s_networks() -> None:
+def test_the_loss_moves_every_member_and_not_the_paper_s_networks() -> None:
     model = build()
     model.eval()
     remember(model)
-    model._discriminate(1, images(), Step(torch.Generator().manual_seed(0)))["loss"].backward()
+    model._discriminate(images(), Step(torch.Generator().manual_seed(0)))["loss"].backward()
     moved = {name for name, p in model.named_parameters() if p.grad is not None and float(p.grad.abs().sum()) > 0}
-    assert moved
-    assert all(name.startswith("members.1.") for name in moved)
+    assert {name.split(".")[1] for name in moved} == {"0", "1"}
+    assert all(name.startswith("members.") for name in moved)
 
 
 def test_the_restoration_source_has_no_decoder_error() -> None:
@@ -119,7 +121,7 @@ def test_settling_centres_both_witnesses_on_unseen_normals() -> None:
 
 
 def test_the_map_is_the_weighted_mean_of_z_scores_and_the_score_its_highest_pixels() -> None:
-    model = build(sources=("offset",), top=0.1)
+    model = build(sources=("offset",), top=0.1, distance_weight=3.0)
     model.eval()
     x = images(1, seed=3)
     with torch.no_grad():
@@ -160,7 +162,7 @@ def test_without_the_extra_it_trains_the_dense_part_alone_and_says_so(
     run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(module, "find_spec", lambda name: None if "efficientnet" in name else find(name))
+    monkeypatch.setattr(reshift_settings, "find_spec", lambda name: None if "efficientnet" in name else find(name))
     data = write_phantom(tmp_path / "data", train=12, test_normal=2, test_abnormal=2, size=32)
     settings = ["steps=2", "members=1", "widths=[8,8,8,8]", "sources=['offset','swap']"]
     given = [part for text in settings for part in ("--set", f"model.{text}")]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -127,10 +126,7 @@ def test_two_processes_give_what_one_gives(manifest: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-2000:]
     a, b = (load_file(tmp_path / name / "bundle" / "model.safetensors") for name in ("one", "two"))
     assert a.keys() == b.keys()
-    before_norm = re.compile(r"(convs\.\d|encoder\.\d|decoder\.1)\.0\.bias")
     for name in a:
-        if before_norm.search(name):
-            continue  # BatchNorm cancels these: their gradient is rounding noise, which AdamW turns into a random walk
         assert torch.allclose(a[name].float(), b[name].float(), atol=2e-4, rtol=2e-3), name
     losses = [[r["loss"] for r in _records(tmp_path / name)] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

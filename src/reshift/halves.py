@@ -12,7 +12,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # not what derives from them: such a layer may compute with its weight
+from reshift.nets.pointwise import Pointwise
+
+# Not whatever derives from them: such a layer may compute with its weight.
+LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, Pointwise)
 
 
 class Halves:

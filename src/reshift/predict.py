@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
 from reshift.nets.features import FeatureNet, efficientnet_lite0
 from reshift.progress import progress
-from reshift.runtime import pick_device, scoring, to_device
+from reshift.runtime import Replays, pick_device, scoring, to_device, upload
 
 GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
 
@@ -70,6 +70,8 @@ class Model:
         self.detector: Any = to_device(bundle.detector, self.device)
         self.batch = 1 if self.device.type == "cpu" else GPU_BATCH
         self.without_features = ""  # why there is no embedder, if it is wanted
+        recordable = self.device.type == "cuda" and getattr(self.detector, "recordable", False)
+        self.replays = Replays() if recordable else None
 
     def predict(self, images: Any) -> list[Result]:
         """Score one picture or a sequence of them: paths, PIL images, or arrays ``(H, W)`` / ``(H, W, 3)``."""
@@ -95,9 +97,11 @@ class Model:
 
     def run(self, pixels: NDArray[np.float32], without: int | None = None) -> tuple[list[float], NDArray[np.float32]]:
         """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps; ``without`` what has seen this fold, if a method can."""
-        fold = {} if without is None else {"without": without}
+        predict = self.detector.predict if without is None else partial(self.detector.predict, without=without)
         with torch.inference_mode(), scoring(self.device, self.detector):
-            prediction = self.detector.predict(torch.from_numpy(pixels).to(self.device), **fold)
+            x = upload(pixels, self.device)
+            key = (x.shape, without, torch.is_autocast_enabled(self.device.type))
+            prediction = predict(x) if self.replays is None else self.replays(key, predict, x)
         heatmap: NDArray[np.float32] = prediction.heatmap.float().cpu().numpy()
         return prediction.score.double().cpu().tolist(), heatmap
 
@@ -107,7 +111,7 @@ class Model:
         if embed is None:
             return None
         with torch.inference_mode():
-            found = embed(torch.from_numpy(pixels).to(self.device))
+            found = embed(upload(pixels, self.device))
         return None if found is None else np.asarray(found.float().cpu().numpy())
 
     def _result(self, score: float, heatmap: NDArray[np.float32], item: Prepared, judged: Judged | None) -> Result:
@@ -134,7 +138,7 @@ class Model:
         """Describe ``(B, C, S, S)`` by ImageNet features ``(B, 1280)``; None where nothing is or can be known of them."""
         if self.embedder is None:
             return None
-        x = torch.from_numpy(pixels).to(self.device)
+        x = upload(pixels, self.device)
         groups = x.split(1) if self.device.type == "cpu" else (x,)  # one by one on the CPU: the batch must not show
         return np.asarray(torch.cat([self.embedder.vector(group) for group in groups]).double().cpu().numpy())
 

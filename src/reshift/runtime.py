@@ -4,10 +4,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reshift.errors import UserError
@@ -65,12 +67,24 @@ def to_device(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
+def upload(array: NDArray[np.float32], device: torch.device) -> Tensor:
+    """Copy to a device; to a GPU from pinned memory, so that nobody waits for it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class Recording(NamedTuple):
-    """A recorded step: fill ``x``, replay, read ``out``."""
+    """A recorded function: fill ``x``, replay, read ``out``."""
 
     graph: torch.cuda.CUDAGraph
     x: Tensor
-    out: dict[str, Tensor]
+    out: Any
+
+    def __call__(self, x: Tensor) -> Any:
+        """What the function returns for ``x``, in tensors that the next call overwrites."""
+        self.x.copy_(x)
+        self.graph.replay()
+        return self.out
 
 
 class Recorder:
@@ -96,10 +110,8 @@ class Recorder:
             return self._warm(function, x)
         if key not in self.recordings:
             self.recordings[key] = self._record(function, x)
-        recording = self.recordings[key]
-        recording.x.copy_(x)
-        recording.graph.replay()
-        return recording.out
+        out: dict[str, Tensor] = self.recordings[key](x)
+        return out
 
     def _warm(self, function: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> dict[str, Tensor]:
         side = torch.cuda.Stream()  # recording happens on a side stream, so warming up must too
@@ -114,6 +126,48 @@ class Recorder:
         graph.register_generator_state(self.generator)
         with torch.cuda.graph(graph):
             out = function(static)
+        return Recording(graph, static, out)
+
+
+Answer = TypeVar("Answer", bound=tuple[Tensor, ...])  # a NamedTuple
+
+
+class Replays:
+    """Calls of pure functions, replayed as CUDA graphs where they come often: the launches cost more than the kernels.
+
+    The first calls of a key run as they are, so whatever comes seldom, such as a smaller last batch, always does. A graph reads
+    the weights where they lay when it was recorded: they may change in place, but not move.
+    """
+
+    WARM_UP = 3  # calls before recording, for kernels to be compiled and chosen and for tables to be made
+    KEPT = 4  # graphs; then the one not used for longest goes
+
+    def __init__(self) -> None:
+        self.calls: Counter[Hashable] = Counter()
+        self.recordings: dict[Hashable, Recording] = {}  # the last used last
+        self.stream: torch.cuda.Stream | None = None
+
+    def __call__(self, key: Hashable, function: Callable[[Tensor], Answer], x: Tensor) -> Answer:
+        """``function(x)``, in tensors of its own; one key always stands for the same function and shape."""
+        self.calls[key] += 1
+        if self.calls[key] <= self.WARM_UP:
+            return function(x)
+        if key not in self.recordings and len(self.recordings) == self.KEPT:
+            oldest = next(iter(self.recordings))
+            del self.recordings[oldest], self.calls[oldest]  # it has to come often again, or two would drive each other out
+        recording = self.recordings.pop(key, None) or self._record(function, x)
+        self.recordings[key] = recording
+        out: Answer = recording(x)
+        return type(out)(*(value.clone() for value in out))
+
+    def _record(self, function: Callable[[Tensor], Answer], x: Tensor) -> Recording:
+        """Graphs may share memory, since an answer is copied before another runs; other threads may use the GPU meanwhile."""
+        graph, static = torch.cuda.CUDAGraph(), x.clone()
+        pool = next((each.graph.pool() for each in self.recordings.values()), None)
+        with torch.cuda.device(x.device):
+            self.stream = self.stream or torch.cuda.Stream()  # our own: torch's is on whichever GPU recorded first
+            with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
+                out = function(static)
         return Recording(graph, static, out)
 
 

@@ -97,8 +97,10 @@ class Detector(Protocol):
     """What ``train``, ``predict`` and ``bench`` need of a method; every detector is also an ``nn.Module``.
 
     Optional: ``bf16 = True`` lets ``predict`` run in bf16 on a GPU, ``bf16_cpu`` on the CPU if RESHIFT_AMP asks for it;
-    ``settle(batches)`` sees normals that were not trained on, once, after the last stage; ``notes()`` are lines a user should
-    read; ``features``, ``pseudo_healthy`` as in ``dmd``.
+    ``recordable = True`` lets it be recorded on a GPU and replayed: after its first calls it then neither waits for the GPU nor
+    copies anything to it, draws nothing, and does the same for all images of a shape. ``settle(batches)`` sees normals that were
+    not trained on, once, after the last stage; ``notes()`` are lines a user should read; ``features``, ``pseudo_healthy`` as in
+    ``dmd``.
     With ``folds`` above 1, as in its stages, ``predict(x, without=k)`` uses nothing that has seen fold k: thresholds then come
     from all training normals. ``settle`` gets pairs (batch, fold); the fold of images that no part has seen is None.
     """

@@ -4,17 +4,17 @@ Paper: "Reconstruction-Shift Discrimination via Mask-Guided Latent Diffusion for
 paper leaves open is listed, with its reason, in docs/equations.md.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from reshift.config import Frozen
-from reshift.core.anomaly import overlap_average, residual_map, upsample_mask
+from reshift.core.anomaly import overlap_average, residual_map
 from reshift.core.diffusion import clean_estimate, masked_forward
 from reshift.core.losses import classification_loss, diffusion_loss, stage2_loss, vq_loss
-from reshift.core.masks import grid_corners, grid_masks, square_mask, square_side, square_start
+from reshift.core.masks import grid_corners, square_mask, square_side, square_start
 from reshift.core.quantize import code_counts, usage_and_perplexity
 from reshift.core.schedule import at, linear_alpha_bar
 from reshift.core.windows import Windows
@@ -36,7 +36,9 @@ class DMD(nn.Module):
             "model": {"stage1_epochs": 60, "stage2_epochs": 20, "unet_widths": [48, 64, 96], "restart_after": 25},
         },
     }
+    bf16: ClassVar[bool] = True
     bf16_cpu: ClassVar[bool] = True
+    recordable: ClassVar[bool] = True
     alpha_bar: Tensor
     scale: Tensor
     idle: Tensor
@@ -59,6 +61,7 @@ class DMD(nn.Module):
         self.register_buffer("alpha_bar", linear_alpha_bar(s.timesteps), persistent=False)
         self.register_buffer("scale", torch.ones(()))  # multiplies z_q so that Eq. 5 starts from unit variance
         self.register_buffer("idle", torch.zeros(s.codes))  # steps since each code was last chosen
+        self._planned: tuple[tuple[DMDSettings, torch.device], Windows, Tensor] | None = None
 
     # ---- Algorithm 1: training -------------------------------------------------------------------------------------
 
@@ -188,54 +191,58 @@ class DMD(nn.Module):
 
     def inference_masks(self) -> tuple[Tensor, Tensor]:
         """The K_M grid masks and one Gaussian draw for each, the same for every image; drawn on the CPU for every device."""
-        masks, generator = self._grid(), torch.Generator().manual_seed(self.settings.inference_seed)
-        eps = torch.randn(len(masks), self.settings.d_z, self.grid, self.grid, generator=generator)
-        return masks.to(self.scale.device), eps.to(self.scale.device)
+        windows, noise = self._plan()
+        return windows.masks, noise
 
-    def _grid(self) -> Tensor:
-        s, g = self.settings, self.grid
-        return grid_masks(g, g, s.mask_side, s.mask_stride) if s.masking else torch.ones(1, 1, g, g)
+    def _plan(self) -> tuple[Windows, Tensor]:
+        """Where the masks are and what must be decoded to see behind them, and the noise; made once for settings and device."""
+        key = s, device = self.settings, self.scale.device
+        if self._planned is None or self._planned[0] != key:
+            g = self.grid
+            side, stride = (s.mask_side, s.mask_stride) if s.masking else (g, g)
+            windows = Windows(grid_corners(g, g, side, stride), side, self.vqvae.margin(), g, self.vqvae.factor, device)
+            with torch.inference_mode(False):  # or it would be of no use where gradients are taken
+                generator = torch.Generator().manual_seed(s.inference_seed)
+                noise = torch.randn(len(windows.corners), s.d_z, g, g, generator=generator)
+                self._planned = key, windows, noise.to(device).contiguous(memory_format=_layout(device))
+        return self._planned[1:]
 
-    def restore(self, z0: Tensor, M: Tensor, eps: Tensor) -> Tensor:
-        """Eqs. 5 and 7 at t*: every image with every mask, ``(B, d_z, h, w)``, ``(k, …)`` → ẑ_0, ``(B, k, d_z, h, w)``."""
-        z0 = z0[:, None]
+    def restore(self, z0: Tensor, M: Tensor, eps: Tensor, windows: Windows | None = None) -> Tensor:
+        """Eqs. 5 and 7 at t*: every image with every mask, ``(B, d_z, h, w)``, ``(k, …)`` → ẑ_0, ``(B, k, d_z, h, w)``.
+
+        With ``windows`` only those of ẑ_0: Eq. 7 is pointwise, and so is all but the denoiser.
+        """
+        seen: Callable[[Tensor], Tensor] = windows.latents if windows else lambda z: z
+        z0, hidden = z0[:, None], seen(M[None])
         if not self.settings.diffusion:
-            return (1.0 - M) * z0
+            return (1.0 - hidden) * seen(z0)
         t = torch.full((1,), self.settings.t_star, device=z0.device)
         a_bar = at(self.alpha_bar, t)
-        z_t = masked_forward(z0, eps, M, a_bar)
-        eps_hat = self.denoiser(z_t.flatten(0, 1), t).to(z_t.dtype)
-        return clean_estimate(z_t, torch.unflatten(eps_hat, 0, z_t.shape[:2]), z0, M, a_bar)
-
-    def _windows(self) -> Windows:
-        """Where the inference masks are, and what must be decoded to see behind them."""
-        s, g = self.settings, self.grid
-        corners, side = (grid_corners(g, g, s.mask_side, s.mask_stride), s.mask_side) if s.masking else ([(0, 0)], g)
-        return Windows(corners, side, self.vqvae.margin(), g, self.vqvae.factor)
+        # Eq. 5 is affine in z_0: what is the same for all images is worked out first, and (B, k, …) is written only once.
+        gain = masked_forward(torch.ones_like(M), torch.zeros_like(M), M, a_bar)
+        z_t = (gain * z0).add_(masked_forward(torch.zeros_like(M), eps, M, a_bar))
+        eps_hat = torch.unflatten(self.denoiser(z_t.flatten(0, 1), t), 0, z_t.shape[:2])
+        return clean_estimate(seen(z_t), seen(eps_hat).to(z_t.dtype), seen(z0), hidden, a_bar)
 
     def _restorations(self, x: Tensor) -> Iterator[tuple[Windows, Tensor]]:
         """Algorithm 2, lines 2–6, some masks at a time: windows, and x_k^r inside them, ``(B, k, C, l, l)``."""
-        (masks, noise), windows = self.inference_masks(), self._windows()
+        windows, noise = self._plan()
         with _float32(x):
-            z0 = self.latents(x).contiguous()
+            z0 = self.latents(x).contiguous(memory_format=_layout(x.device))
         rows = max(1, self.settings.inference_rows // len(x))
-        for k in range(0, len(masks), rows):
-            some = slice(k, k + rows)
-            z0_hat = windows.some(some).latents(self.restore(z0, masks[some], noise[some]))
+        for part in (slice(k, k + rows) for k in range(0, len(noise), rows)):
+            some = windows.some(part)
+            z0_hat = self.restore(z0, some.masks, noise[part], some)
             with _float32(x):
                 x_r = self._decode(z0_hat.flatten(0, 1))
-            yield windows.some(some), torch.unflatten(x_r, 0, z0_hat.shape[:2])
-
-    def _coverage(self, x: Tensor) -> Tensor:
-        """D_pix: how many masks cover each pixel, ``(1, H, W)``."""
-        return upsample_mask(self._grid().sum(0, keepdim=True), x.shape[-2], x.shape[-1]).to(x.device)
+            yield some, torch.unflatten(x_r, 0, z0_hat.shape[:2])
 
     def anomaly_map(self, x: Tensor) -> Tensor:
         """Algorithm 2, lines 2–10: A_pix, ``(B, C, H, W)`` → ``(B, H, W)``."""
         N_pix = torch.zeros_like(x[:, 0])
         for windows, x_r in self._restorations(x):
             windows.add(N_pix, residual_map(windows.pixels(x), x_r))
-        return overlap_average(N_pix, self._coverage(x), self.settings.delta)
+        return overlap_average(N_pix, self._plan()[0].coverage, self.settings.delta)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
         """Eq. 14 over the restorations themselves, so that each pixel comes from where it was masked; shaped like ``x``."""
@@ -244,7 +251,7 @@ class DMD(nn.Module):
             total = torch.zeros_like(images)
             for windows, x_r in self._restorations(images):
                 windows.add(total, x_r)
-            healthy.append(overlap_average(total, self._coverage(images), self.settings.delta))
+            healthy.append(overlap_average(total, self._plan()[0].coverage, self.settings.delta))
         return torch.cat(healthy)
 
     def reconstruction_shift(self, x: Tensor, step: Step) -> Tensor:
@@ -273,6 +280,11 @@ class DMD(nn.Module):
 def _float32(x: Tensor) -> torch.autocast:
     """Only the denoiser, which is nearly all of the work, may predict in bf16: codes, pixels and scores keep their digits."""
     return torch.autocast(x.device.type, enabled=False)
+
+
+def _layout(device: torch.device) -> torch.memory_format:
+    """What the denoiser's convolutions are fastest with."""
+    return torch.contiguous_format if device.type == "cpu" else torch.channels_last
 
 
 def _vectors(z: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class DMDSettings(Frozen):
     t_star: int = Field(500, ge=1)
     delta: float = Field(1e-6, gt=0.0)
     inference_seed: int = Field(0, ge=0)
-    inference_rows: int = Field(1024, ge=1)  # restorations per pass; bounds memory, not the result
+    inference_rows: int = Field(2048, ge=1)  # restorations per pass; bounds memory, not the result
     latent_scale: Literal["unit", "none"] = "unit"  # unit: diffuse latents of unit variance; none: the paper's letter
     restart_after: int = Field(0, ge=0)  # re-seed a code unused for this many steps; 0 = never, as the paper says nothing
     # The five ablations of Table 4.

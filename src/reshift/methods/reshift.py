@@ -15,12 +15,9 @@ score and map remain: ``paper``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,10 +27,9 @@ from reshift.core.filters import gaussian_blur, without_strokes
 from reshift.methods.annotations import drawn_marks, paint
 from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
 from reshift.methods.dmd import DMD
-from reshift.methods.dmd_settings import DMDSettings
-from reshift.methods.shifts import SOURCES, Source, enclosed, shift
+from reshift.methods.reshift_settings import ReshiftSettings
+from reshift.methods.shifts import SOURCES, Shifted, Source, enclosed, shift
 from reshift.nets.dense import DenseDiscriminator
-from reshift.nets.features import EXTRA
 from reshift.nets.patches import DIMS, Sample, as_rows, feature_net, nearest, patch_features
 
 FEATURE_CHANNELS = {"efficientnet-lite0": (24, 40, 112), "off": ()}
@@ -41,62 +37,19 @@ PASS = 16  # images looked at at once where nothing is learned
 RESTORATION = "restoration"
 VISIBLE = 0.3  # how much of a pixel a painted mark covers, where it counts as one
 
-SourceName = Literal["offset", "gain", "swap", "mix", "texture", "restoration"]
-
-
-class ReshiftSettings(Frozen):
-    """What is discriminated, by what network, and how the two witnesses become a map and a score."""
-
-    steps: int = Field(2000, ge=0)  # of the discriminator
-    members: int = Field(4, ge=1)  # discriminators, each trained without its own fold of the subjects; logits are averaged
-    widths: Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], Field(min_length=4)] = (32, 64, 128, 256)
-    sources: tuple[SourceName, ...] = ("offset", "gain", "swap", "mix", "texture", "restoration")
-    smallest: float = Field(0.023, gt=0.0)  # radius of a blob, in sides of the image
-    largest: float = Field(0.35, gt=0.0)
-    untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
-    marks: float = Field(0.3, ge=0.0, le=1.0)  # share of images with text or calipers painted in, which are no shift
-    strokes: float = Field(0.5, ge=0.0)  # of the range of 2: thin lines brighter by this are taken off first; 0 leaves all
-    degrees: float = Field(8.0, ge=0.0)  # augmentation
-    move: float = Field(0.06, ge=0.0)
-    zoom: float = Field(0.12, ge=0.0, lt=1.0)
-    mirror: bool = False  # show the discriminators each image beside its mirror image: a brain has two like halves
-    features: Literal["auto", "efficientnet-lite0", "off"] = "auto"  # auto: what is installed; the bundle says which it was
-    side: int = Field(224, ge=64, multiple_of=32)  # of the image as the feature network sees it, pixels
-    bank: int = Field(8192, ge=2)  # patches of normals remembered
-    sample: int = Field(100_000, ge=1)
-    blur: float = Field(2.3, ge=0.0)  # σ of the distance map, pixels of a 128-pixel map
-    distance_weight: float = Field(3.0, ge=0.0)  # of the distance, beside 1 for the discriminators; see docs/research.md
-    flips: bool = True  # average with the mirrored image
-    top: float = Field(0.02, gt=0.0, le=1.0)
-    dmd: DMDSettings = DMDSettings(stage1_epochs=100, stage2_epochs=100)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _installed(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("features", "auto") == "auto":
-            values = {**values, "features": "efficientnet-lite0" if find_spec(EXTRA) else "off"}
-        return values
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "ReshiftSettings":
-        if not self.sources or len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"sources {list(self.sources)} must be some, and each once")
-        if self.smallest > self.largest:
-            raise ValueError(f"smallest {self.smallest} exceeds largest {self.largest}")
-        return self
-
 
 class Reshift(nn.Module):
     """The detector; see the module's docstring."""
 
     Settings: ClassVar[type[Frozen]] = ReshiftSettings
     bf16: ClassVar[bool] = True
+    recordable: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"data": {"holdout": 0.0}, "train": {"batch": 32, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05}},
         "quick": {
             "train": {"batch": 8, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05},
             "model": {
-                "steps": 300, "members": 1, "widths": [16, 32, 64, 128], "bank": 2048, "sample": 20_000,
+                "steps": 300, "members": 1, "widths": [16, 32, 64, 128], "bank": 2048, "sample": 20_000, "distance_weight": 3.0,
                 "sources": ["offset", "gain", "swap", "mix", "texture"],
             },
         },
@@ -139,7 +92,7 @@ class Reshift(nn.Module):
         s = self.settings
         learned = s.model_dump(mode="json", exclude={"dmd", "bank", "sample", "blur", "distance_weight", "flips", "top"})
         decided = {"what": "dense shift discriminator", **learned}
-        objectives = tuple(Objective((member,), partial(self._discriminate, i)) for i, member in enumerate(self.members))
+        objectives = (Objective(tuple(self.members), self._discriminate),)
         stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
         if self.remembers:
             facts = s.model_dump(include={"features", "side", "strokes", "bank", "sample"})
@@ -162,25 +115,47 @@ class Reshift(nn.Module):
     def _restoration(self, x: Tensor, _other: Tensor, step: Step) -> Tensor:
         return x + self.dmd.reconstruction_shift(x, step) if isinstance(self.dmd, DMD) else x
 
-    def _discriminate(self, member: int, x: Tensor, step: Step) -> dict[str, Tensor]:
-        """Pixel-wise cross-entropy inside the anatomy, on freshly shifted, augmented normals."""
-        s = self.settings
+    def _discriminate(self, x: Tensor, step: Step) -> dict[str, Tensor]:
+        """The members' mean error on freshly shifted normals."""
         with torch.no_grad():
-            x = _without(x.chunk(self.folds), member if self.folds > 1 else None)
-            both = torch.cat([x, x.roll(1, 0)])
-            both = random_affine(both, step.uniform(len(x), 10).view(-1, 5), s.degrees, s.move, s.zoom)
-            x, other = both.chunk(2)
-            found = shift(
-                _photometric(x, step), other, self._sources(), step,
-                smallest=s.smallest, largest=s.largest, untouched=s.untouched,
-            )  # fmt: skip
-            image, painted = paint(found.image, self.marks, step, share=s.marks) if s.marks else (found.image, found.inside)
-            inside = torch.maximum(found.inside, (painted > VISIBLE).to(x.dtype))  # a word beside the head is no shift, either
-            image = self._read_over(image)
-            maps = self._maps(image)
-        logits = self.members[member](self._shown(image), maps).to(x.dtype)
-        errors = F.binary_cross_entropy_with_logits(logits, found.where, reduction="none") * inside
-        return {"loss": errors.sum() / inside.sum().clamp(min=1.0)}
+            shown = self._shifted(x, step)
+            seen = [self._turned(t) for t in (*shown, *self._maps(shown.image))]
+        return {"loss": torch.stack([self._error(member, seen) for member in range(self.folds)]).mean()}
+
+    def _shifted(self, x: Tensor, step: Step) -> Shifted:
+        """Augment, shift and mark normals. An image borrows from its own fold, which one member must not know anything of."""
+        s, parts = self.settings, x.chunk(self.folds)
+        both = torch.cat([x, *(part.roll(1, 0) for part in parts)])
+        both = random_affine(both, step.uniform(len(x), 10).view(-1, 5), s.degrees, s.move, s.zoom)
+        x, other = both.chunk(2)
+        image, where, inside = shift(
+            _photometric(x, step), other, self._sources(), step,
+            smallest=s.smallest, largest=s.largest, untouched=s.untouched,
+        )  # fmt: skip
+        if s.marks:
+            image, painted = paint(image, self.marks, step, share=s.marks)
+            inside = torch.maximum(inside, (painted > VISIBLE).to(x.dtype))  # a word beside the head is no shift, either
+        return Shifted(self._read_over(image), where, inside)
+
+    def _turned(self, t: Tensor) -> Tensor:
+        """All folds, and most of them once more: without any one of them, the others are next to each other."""
+        parts = t.chunk(self.folds)
+        return torch.cat([*parts, *parts[: self.folds - 2]]) if self.folds > 2 else t
+
+    def _error(self, member: int, seen: Sequence[Tensor]) -> Tensor:
+        """Pixel-wise cross-entropy inside the anatomy, without the member's own fold."""
+        image, where, inside, *maps = (self._others(t, member) for t in seen)
+        logits = self.members[member](self._shown(image), maps).to(where.dtype)
+        errors = F.binary_cross_entropy_with_logits(logits, where, reduction="none") * inside
+        return errors.sum() / inside.sum().clamp(min=1.0)
+
+    def _others(self, turned: Tensor, fold: int) -> Tensor:
+        """All folds but one, of what is ``_turned``."""
+        if self.folds == 1:
+            return turned
+        size = len(turned) // max(2, 2 * self.folds - 2)
+        first = (fold + 1) % self.folds
+        return turned[first * size : (first + self.folds - 1) * size]
 
     def settle(self, batches: Iterable[tuple[Tensor, int | None]]) -> None:
         """See normals, each by what was not trained on it: centre and spread of both witnesses inside the anatomy."""

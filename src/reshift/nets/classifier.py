@@ -2,13 +2,13 @@
 
 from torch import Tensor, nn
 
-from reshift.nets.norm import BatchNorm
+from reshift.nets.norm_pool import NormPool
 
 POOLED = 4  # the feature grid before the first fully connected layer, whatever the image size
 
 
 def _block(c_in: int, c_out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(c_in, c_out, 3, padding=1), BatchNorm(c_out), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), NormPool(c_out))  # BatchNorm would cancel a bias
 
 
 class Classifier(nn.Module):

@@ -18,8 +18,20 @@ def _block(c_in: int, c_out: int) -> nn.Sequential:
     """Convolution, GroupNorm, SiLU, twice."""
     layers: list[nn.Module] = []
     for a in (c_in, c_out):
-        layers += [nn.Conv2d(a, c_out, 3, padding=1), _norm(c_out)]
+        layers += [nn.Conv2d(a, c_out, 3, padding=1, bias=False), _norm(c_out)]  # the norm has a bias of its own
     return nn.Sequential(*layers)
+
+
+def _enlarged(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Bilinear, in x's own precision: autocast would turn to float32 and back, which costs more than the interpolation."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.interpolate(x, size=tuple(size), mode="bilinear")
+
+
+def _halved(x: Tensor) -> Tensor:
+    """The mean of every 2×2 pixels. Not by ``avg_pool2d``, whose way back is slow where channels come last."""
+    mean: Tensor = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).mean((3, 5))
+    return mean
 
 
 class DenseDiscriminator(nn.Module):
@@ -31,7 +43,7 @@ class DenseDiscriminator(nn.Module):
             raise ValueError(f"{len(features)} feature maps need at least {len(features) + 1} widths, not {len(widths)}")
         self.down = nn.ModuleList(_block(a, b) for a, b in pairwise((channels, *widths)))
         halves = [(c, max(8, c_level // 2)) for c, c_level in zip(features, widths[1:], strict=False)]
-        self.adapt = nn.ModuleList(nn.Sequential(nn.Conv2d(c, half, 1), _norm(half)) for c, half in halves)
+        self.adapt = nn.ModuleList(nn.Sequential(nn.Conv2d(c, half, 1, bias=False), _norm(half)) for c, half in halves)
         self.join = nn.ModuleList(_block(level + half, level) for level, (_, half) in zip(widths[1:], halves, strict=False))
         self.up = nn.ModuleList(_block(deep + shallow, shallow) for shallow, deep in reversed(list(pairwise(widths))))
         self.head = nn.Conv2d(widths[0], 1, 1)
@@ -40,13 +52,14 @@ class DenseDiscriminator(nn.Module):
         """``x (B, C, H, W)`` and its frozen ``maps`` → logits ``(B, 1, H, W)``."""
         skips = list[Tensor]()
         for level, block in enumerate(self.down):
-            x = block(F.avg_pool2d(x, 2) if level else x)
+            x = block(_halved(x) if level else x)
             if 0 < level <= len(self.adapt):
-                seen = F.interpolate(self.adapt[level - 1](maps[level - 1]), size=x.shape[-2:], mode="bilinear")
+                seen = _enlarged(self.adapt[level - 1](maps[level - 1]), x.shape[-2:])
                 x = self.join[level - 1](torch.cat([x, seen], dim=1))
             skips.append(x)
         skips.pop()
         for block in self.up:
-            x = block(torch.cat([F.interpolate(x, scale_factor=2.0, mode="bilinear"), skips.pop()], dim=1))
+            skip = skips.pop()
+            x = block(torch.cat([_enlarged(x, skip.shape[-2:]), skip], dim=1))
         logits: Tensor = self.head(x)
         return logits

@@ -21,20 +21,22 @@ class GroupNorm(nn.GroupNorm):
         super().__init__(groups, channels)
         self.act = act
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
-        """``(B, C, H, W)`` → the same shape and, where it is fused, the same type."""
+    def forward(self, input: Tensor, offset: Tensor | None = None) -> Tensor:  # noqa: A002 (nn.Module's own name)
+        """``(B, C, H, W)``, to which ``offset``, ``(B, C)`` or ``(1, C)``, is first added → the same shape, fused also type."""
         if FUSED and input.is_cuda:
-            return fused(input, self)
-        y = super().forward(input)
+            return fused(input, self, offset)
+        y = super().forward(input if offset is None else input + offset[:, :, None, None])
         return F.silu(y) if self.act else y
 
 
-def fused(x: Tensor, norm: GroupNorm) -> Tensor:
+def fused(x: Tensor, norm: GroupNorm, offset: Tensor | None = None) -> Tensor:
     """Run ``norm`` by Triton; on the CPU only where Triton interprets its kernels."""
     from reshift.nets.groupnorm_small import SmallGroupNormFunction, fits
     from reshift.nets.groupnorm_triton import GroupNormFunction
 
     function: Any = SmallGroupNormFunction if fits(x, norm.num_groups) else GroupNormFunction
     x = x.contiguous(memory_format=torch.channels_last)
-    out: Tensor = function.apply(x, norm.weight, norm.bias, norm.num_groups, norm.eps, norm.act)
+    if offset is not None:  # one row may serve all images: expanded, its step from image to image is 0
+        offset = (offset if offset.stride(1) == 1 else offset.contiguous()).expand(len(x), -1)
+    out: Tensor = function.apply(x, offset, norm.weight, norm.bias, norm.num_groups, norm.eps, norm.act)
     return out

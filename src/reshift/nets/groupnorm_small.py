@@ -1,6 +1,7 @@
-"""The kernels of nets/groupnorm.py for small maps: one program holds a whole group of one image, so each way is one launch.
+"""The kernels of nets/groupnorm.py for small maps: one program holds whole groups of one image, so each way is one launch.
 
-A latent U-Net's step is bound by the number of its kernels, not by what they read. Layout as in groupnorm_triton.py.
+A latent U-Net's step is bound by the number of its kernels; its inference by what they read, and a group alone is only a few
+channels wide: a program takes J neighbouring groups, enough for whole sectors of memory. Layout as in groupnorm_triton.py.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202 (a kernel has no types)
@@ -12,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reshift.nets.groupnorm_triton import _slope
+from reshift.nets.groupnorm_triton import _slope, pointer
 
-LARGEST = 8192  # elements of a group that one program can hold
+LARGEST = 8192  # elements that one program can hold; going back it holds twice as many tensors
+STRETCH = 64  # bytes of neighbouring channels that a program should read at least
 
 
 def fits(x: Tensor, groups: int) -> bool:
@@ -23,86 +25,116 @@ def fits(x: Tensor, groups: int) -> bool:
     return bool(triton.next_power_of_2(h * w) * triton.next_power_of_2(c // groups) <= LARGEST)
 
 
-@triton.jit
-def _load(x, b, g, N, C, k, R: tl.constexpr, K: tl.constexpr):
-    """One group of one image, (R, K) in fp32, with its places in memory and which of them exist."""
-    row, inner = tl.arange(0, R), tl.arange(0, K)
-    at = (b * N + row[:, None]) * C + g * k + inner[None, :]
-    inside = (row < N)[:, None] & (inner < k)[None, :]
-    return tl.load(x + at, inside, 0.0).to(tl.float32), at, inside
+def tile(x: Tensor, groups: int, most: int) -> dict[str, int]:
+    """What a program holds: R positions (padded) of J groups of k channels (padded to K), and its warps."""
+    _, c, h, w = x.shape
+    k, j = c // groups, 1
+    R, K = triton.next_power_of_2(h * w), triton.next_power_of_2(k)
+    while j * k * x.element_size() < STRETCH and groups % (2 * j) == 0 and R * 2 * j * K <= most:
+        j *= 2
+    return {"k": k, "R": R, "J": j, "K": K, "num_warps": 4 if R * j * K <= LARGEST // 4 else 8}
 
 
 @triton.jit
-def _affine(weight, bias, g, k, K: tl.constexpr):
-    inner = tl.arange(0, K)
-    known = inner < k
-    w = tl.load(weight + g * k + inner, known, 0.0).to(tl.float32)
-    return w[None, :], tl.load(bias + g * k + inner, known, 0.0).to(tl.float32)[None, :]
+def _places(N, C, G, k: tl.constexpr, R: tl.constexpr, J: tl.constexpr, K: tl.constexpr):
+    """This program's image and J groups, where those lie in the image and in a row of channels, and which places exist."""
+    b = tl.program_id(0) // (G // J)  # programs next to each other take channels next to each other
+    first = tl.program_id(0) % (G // J)
+    group, inner = tl.arange(0, J)[:, None], tl.arange(0, K)[None, :]
+    channel = first * (J * k) + group * k + inner  # (J, K)
+    known = tl.broadcast_to(inner < k, (J, K))
+    row = tl.arange(0, R)[:, None, None]
+    groups = b.to(tl.int64) * G + first * J + tl.arange(0, J)
+    return b.to(tl.int64), groups, row * C + channel[None, :, :], (row < N) & known[None, :, :], channel, known
 
 
 @triton.jit
-def _forward(x, weight, bias, out, mean, rstd, N, C, G, eps, ACT: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
-    """y = silu(w·(x - mean) / deviation + b)."""
-    b, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    k = C // G
-    value, at, inside = _load(x, b, g, N, C, k, R, K)
-    m = tl.sum(tl.sum(value, 1), 0) / (N * k)
-    centred = tl.where(inside, value - m, 0.0)
-    r = 1.0 / tl.sqrt(tl.sum(tl.sum(centred * centred, 1), 0) / (N * k) + eps)
-    w, shift = _affine(weight, bias, g, k, K)
-    u = centred * r * w + shift
+def _load(x, offset, b, stride, at, inside, channel, known, OFFSET: tl.constexpr):
+    """The program's (R, J, K) values in fp32, its image's offset added where there is one."""
+    value = tl.load(x + at, inside, 0.0).to(tl.float32)
+    if OFFSET:
+        value += tl.load(offset + b * stride + channel, known, 0.0).to(tl.float32)[None, :, :]
+        value = tl.where(inside, value, 0.0)
+    return value
+
+
+@triton.jit
+def _forward(
+    x, offset, weight, bias, out, mean, rstd, stride, N, C, G, eps,
+    ACT: tl.constexpr, OFFSET: tl.constexpr, k: tl.constexpr, R: tl.constexpr, J: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """y = silu(w·(x + offset - mean) / deviation + b)."""
+    b, group, at, inside, channel, known = _places(N, C, G, k, R, J, K)
+    value = _load(x + b * N * C, offset, b, stride, at, inside, channel, known, OFFSET)
+    m = tl.sum(tl.sum(value, 0), 1) / (N * k)  # (J,)
+    centred = tl.where(inside, value - m[None, :, None], 0.0)
+    r = 1.0 / tl.sqrt(tl.sum(tl.sum(centred * centred, 0), 1) / (N * k) + eps)
+    w = tl.load(weight + channel, known, 0.0).to(tl.float32) * r[:, None]
+    u = centred * w[None, :, :] + tl.load(bias + channel, known, 0.0).to(tl.float32)[None, :, :]
     if ACT:
         u = u * tl.sigmoid(u)
-    tl.store(out + at, u.to(out.dtype.element_ty), inside)
-    tl.store(mean + b * G + g, m)
-    tl.store(rstd + b * G + g, r)
+    tl.store(out + b * N * C + at, u.to(out.dtype.element_ty), inside)
+    tl.store(mean + group, m)
+    tl.store(rstd + group, r)
 
 
 @triton.jit
 def _backward(
-    x, dy, weight, bias, mean, rstd, dx, dw, db, N, C, G, ACT: tl.constexpr, R: tl.constexpr, K: tl.constexpr
+    x, offset, dy, weight, bias, mean, rstd, dx, doffset, dw, db, stride, N, C, G,
+    ACT: tl.constexpr, OFFSET: tl.constexpr, k: tl.constexpr, R: tl.constexpr, J: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """dx, and this image's share of the gradients of weight and bias."""
-    b, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    k = C // G
-    value, at, inside = _load(x, b, g, N, C, k, R, K)
-    m, r = tl.load(mean + b * G + g), tl.load(rstd + b * G + g)
-    hat = tl.where(inside, (value - m) * r, 0.0)
-    w, shift = _affine(weight, bias, g, k, K)
-    du = _slope(hat * w + shift, tl.load(dy + at, inside, 0.0).to(tl.float32), ACT)
-    by_weight, by_bias = tl.sum(du * hat, 0), tl.sum(du, 0)
-    inner = tl.arange(0, K)
-    tl.store(dw + b * C + g * k + inner, by_weight, inner < k)
-    tl.store(db + b * C + g * k + inner, by_bias, inner < k)
-    du = du * w
-    level, slope = tl.sum(tl.sum(du, 1), 0) / (N * k), tl.sum(tl.sum(du * hat, 1), 0) / (N * k)
-    tl.store(dx + at, (r * (du - level - hat * slope)).to(dx.dtype.element_ty), inside)
+    """dx, its sum over the positions for the offset, and this image's share of the gradients of weight and bias."""
+    b, group, at, inside, channel, known = _places(N, C, G, k, R, J, K)
+    r = tl.load(rstd + group)[None, :, None]
+    value = _load(x + b * N * C, offset, b, stride, at, inside, channel, known, OFFSET)
+    hat = tl.where(inside, (value - tl.load(mean + group)[None, :, None]) * r, 0.0)
+    w = tl.load(weight + channel, known, 0.0).to(tl.float32)
+    u = hat * w[None, :, :] + tl.load(bias + channel, known, 0.0).to(tl.float32)[None, :, :]
+    du = _slope(u, tl.load(dy + b * N * C + at, inside, 0.0).to(tl.float32), ACT)
+    by_weight, by_bias = tl.sum(du * hat, 0), tl.sum(du, 0)  # (J, K)
+    tl.store(dw + b * C + channel, by_weight, known)
+    tl.store(db + b * C + channel, by_bias, known)
+    level, slope = tl.sum(by_bias * w, 1) / (N * k), tl.sum(by_weight * w, 1) / (N * k)
+    back = r * (du * w[None, :, :] - level[None, :, None] - hat * slope[None, :, None])
+    tl.store(dx + b * N * C + at, back.to(dx.dtype.element_ty), inside)
+    if OFFSET:
+        total = tl.sum(tl.where(inside, back, 0.0), 0)
+        tl.store(doffset + b * C + channel, total.to(doffset.dtype.element_ty), known)
 
 
 class SmallGroupNormFunction(torch.autograd.Function):
-    """``silu(group_norm(x))`` of a channels-last tensor whose groups ``fits``."""
+    """``silu(group_norm(x + offset))`` of a channels-last tensor whose groups ``fits``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, act: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, offset: Tensor | None, weight: Tensor, bias: Tensor, groups: int, eps: float, act: bool
+    ) -> Tensor:
         """Normalise."""
         b, c, h, w = x.shape
         out, facts = torch.empty_like(x), torch.empty(2, b, groups, dtype=torch.float32, device=x.device)
-        tile = {"R": triton.next_power_of_2(h * w), "K": triton.next_power_of_2(c // groups)}
-        _forward[(b, groups)](x, weight, bias, out, facts[0], facts[1], h * w, c, groups, eps, ACT=act, **tile)
-        ctx.save_for_backward(x, weight, bias, facts)
-        ctx.act, ctx.tile = act, tile
+        given, stride = pointer(x, offset)
+        form = tile(x, groups, LARGEST)
+        _forward[(b * groups // form["J"],)](
+            x, given, weight, bias, out, facts[0], facts[1], stride, h * w, c, groups, eps,
+            ACT=act, OFFSET=offset is not None, **form,
+        )  # fmt: skip
+        ctx.save_for_backward(x, offset, weight, bias, facts)
+        ctx.act = act
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Gradients of x, weight and bias."""
-        x, weight, bias, facts = ctx.saved_tensors
+        """Gradients of x, offset, weight and bias."""
+        x, offset, weight, bias, facts = ctx.saved_tensors
         (b, c, h, w), (mean, rstd) = x.shape, facts.unbind()
         dy, dx = grads[0].contiguous(memory_format=torch.channels_last), torch.empty_like(x)
         both = torch.empty(2, b, c, dtype=torch.float32, device=x.device)
-        groups = mean.shape[1]
-        _backward[(b, groups)](
-            x, dy, weight, bias, mean, rstd, dx, both[0], both[1], h * w, c, groups, ACT=ctx.act, **ctx.tile
+        doffset = None if offset is None else torch.empty(b, c, dtype=offset.dtype, device=x.device)
+        (given, stride), groups = pointer(x, offset), mean.shape[1]
+        form = tile(x, groups, LARGEST // 2)
+        _backward[(b * groups // form["J"],)](
+            x, given, dy, weight, bias, mean, rstd, dx, dx if doffset is None else doffset, both[0], both[1], stride,
+            h * w, c, groups, ACT=ctx.act, OFFSET=offset is not None, **form,
         )  # fmt: skip
         dw, db = both.sum(1).to(weight.dtype).unbind()
-        return dx, dw, db, None, None, None
+        return dx, doffset, dw, db, None, None, None

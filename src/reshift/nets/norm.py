@@ -30,9 +30,11 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
         """Normalise; ``(B, C, H, W)`` → the same shape."""
-        if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return super().forward(input)
-        return self._global_forward(input)
+        return self._global_forward(input) if self.spans_processes() else super().forward(input)
+
+    def spans_processes(self) -> bool:
+        """Whether statistics must now be added up over processes."""
+        return self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
     def _global_forward(self, x: Tensor) -> Tensor:
         values = x.float()

@@ -1,12 +1,14 @@
 """The denoiser ε_ω: an attention-enhanced, time-conditioned U-Net for small latent grids."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reshift.nets.groupnorm import GroupNorm
+from reshift.nets.pointwise import Pointwise
 
 
 def timestep_embedding(t: Tensor, dim: int) -> Tensor:
@@ -22,19 +24,22 @@ def _groups(channels: int) -> int:
 
 
 class ResBlock(nn.Module):
-    """GroupNorm–SiLU–conv twice, the time embedding added in between, around a skip."""
+    """GroupNorm–SiLU–conv twice, the second norm's input shifted by what the time says, around a skip.
 
-    def __init__(self, c_in: int, c_out: int, c_time: int) -> None:
+    No bias twice: that offset has one, and so has the skip where it is a convolution.
+    """
+
+    def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(GroupNorm(_groups(c_in), c_in), nn.Conv2d(c_in, c_out, 3, padding=1))
-        self.time = nn.Linear(c_time, c_out)
-        self.second = nn.Sequential(GroupNorm(_groups(c_out), c_out), _zero(nn.Conv2d(c_out, c_out, 3, padding=1)))
-        self.skip = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
+        self.c_out = c_out
+        self.first = nn.Sequential(GroupNorm(_groups(c_in), c_in), nn.Conv2d(c_in, c_out, 3, padding=1, bias=False))
+        self.norm = GroupNorm(_groups(c_out), c_out)
+        self.second = _zero(nn.Conv2d(c_out, c_out, 3, padding=1, bias=c_in == c_out))
+        self.skip = Pointwise(c_in, c_out) if c_in != c_out else nn.Identity()
 
-    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
-        """``(B, c_in, h, w)``, ``(B, c_time)`` → ``(B, c_out, h, w)``."""
-        y = self.first(x) + self.time(emb)[:, :, None, None]
-        out: Tensor = self.skip(x) + self.second(y)
+    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
+        """``(B, c_in, h, w)``, ``(B, c_out)`` → ``(B, c_out, h, w)``."""
+        out: Tensor = self.skip(x) + self.second(self.norm(self.first(x), offset))
         return out
 
 
@@ -45,8 +50,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = GroupNorm(_groups(channels), channels, act=False)
-        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
-        self.out = _zero(nn.Conv2d(channels, channels, 1))
+        self.qkv = Pointwise(channels, 3 * channels)
+        self.out = _zero(Pointwise(channels, channels))
 
     def forward(self, x: Tensor, _emb: Tensor) -> Tensor:
         """``(B, C, h, w)`` → the same shape."""
@@ -72,37 +77,45 @@ class UNet(nn.Module):
         skips, c = [widths[0]], widths[0]
         for level, width in enumerate(widths):
             for _ in range(blocks):
-                self.down.append(_stack(c, width, c_time, heads if level else 0))
+                self.down.append(_stack(c, width, heads if level else 0))
                 c = width
                 skips.append(c)
             if level + 1 < len(widths):
                 self.down.append(nn.Conv2d(c, c, 3, stride=2, padding=1))
                 skips.append(c)
-        self.middle = nn.ModuleList([ResBlock(c, c, c_time), Attention(c, heads), ResBlock(c, c, c_time)])
+        self.middle = nn.ModuleList([ResBlock(c, c), Attention(c, heads), ResBlock(c, c)])
         for level, width in reversed(list(enumerate(widths))):
             for _ in range(blocks + 1):
-                self.up.append(_stack(c + skips.pop(), width, c_time, heads if level else 0))
+                self.up.append(_stack(c + skips.pop(), width, heads if level else 0))
                 c = width
             if level:
                 self.up.append(nn.Conv2d(c, c, 3, padding=1))
+        layers = [layer for part in (self.down, self.middle, self.up) for layer in part.modules()]  # in the order they run
+        self.offset_widths = [layer.c_out for layer in layers if isinstance(layer, ResBlock)]
+        self.offsets = nn.Linear(c_time, sum(self.offset_widths))  # one product for all blocks
         self.head = nn.Sequential(GroupNorm(_groups(c), c), _zero(nn.Conv2d(c, channels, 3, padding=1)))
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         """``z (B, C, h, w)``, ``t (B,)`` → ε of z's shape."""
         emb = self.time(timestep_embedding(t, self.embedding_dim).to(z.dtype))
+        offsets = iter(self.offsets(emb).split(self.offset_widths, dim=1))
         x = self.stem(z)
         skips = [x]
         for layer in self.down:
-            x = layer(x) if isinstance(layer, nn.Conv2d) else _run(layer, x, emb)
+            x = layer(x) if isinstance(layer, nn.Conv2d) else _run(layer, x, offsets)
             skips.append(x)
-        x = _run(self.middle, x, emb)
+        x = _run(self.middle, x, offsets)
         for layer in self.up:
-            if isinstance(layer, nn.Conv2d):
-                x = layer(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-            else:
-                x = _run(layer, torch.cat([x, skips.pop()], dim=1), emb)
+            up = isinstance(layer, nn.Conv2d)
+            x = layer(_doubled(x)) if up else _run(layer, torch.cat([x, skips.pop()], dim=1), offsets)
         out: Tensor = self.head(x)
         return out
+
+
+def _doubled(x: Tensor) -> Tensor:
+    """Every position four times, in x's own precision: autocast would turn to float32 and back."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
 def _zero(layer: nn.Conv2d) -> nn.Conv2d:
@@ -113,12 +126,13 @@ def _zero(layer: nn.Conv2d) -> nn.Conv2d:
     return layer
 
 
-def _stack(c_in: int, c_out: int, c_time: int, heads: int) -> nn.ModuleList:
-    block: list[nn.Module] = [ResBlock(c_in, c_out, c_time)]
+def _stack(c_in: int, c_out: int, heads: int) -> nn.ModuleList:
+    block: list[nn.Module] = [ResBlock(c_in, c_out)]
     return nn.ModuleList([*block, Attention(c_out, heads)] if heads else block)
 
 
-def _run(layers: nn.Module, x: Tensor, emb: Tensor) -> Tensor:
+def _run(layers: nn.Module, x: Tensor, offsets: Iterator[Tensor]) -> Tensor:
+    """Every residual block takes the next offset."""
     for layer in layers.children():
-        x = layer(x, emb)
+        x = layer(x, next(offsets) if isinstance(layer, ResBlock) else x)
     return x

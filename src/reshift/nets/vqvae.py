@@ -20,11 +20,11 @@ class Quantized(NamedTuple):
 
 
 def _down(c_in: int, c_out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(c_in, c_out, 4, stride=2, padding=1), BatchNorm(c_out), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(c_in, c_out, 4, stride=2, padding=1, bias=False), BatchNorm(c_out), nn.ReLU())
 
 
 def _up(c_in: int, c_out: int) -> nn.Sequential:
-    return nn.Sequential(nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1), BatchNorm(c_out), nn.ReLU())
+    return nn.Sequential(nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1, bias=False), BatchNorm(c_out), nn.ReLU())
 
 
 def _reach(layer: nn.Conv2d | nn.ConvTranspose2d) -> Up:

@@ -1,0 +1,44 @@
+"""BatchNorm, ReLU and 2×2 max-pooling. On a GPU one fused operation that writes nothing but the pooled map.
+
+torch writes four whole maps and their indices for this, and reads them again on the way back. Elsewhere, without Triton, and
+where the batch spans processes, it is torch's own, with ReLU last: it commutes with the maximum, and has a quarter to do there.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from reshift.nets.norm import BatchNorm
+
+FUSED = find_spec("triton") is not None
+
+
+class NormPool(BatchNorm):
+    """``BatchNorm``, then ReLU and ``MaxPool2d(2)``; the weights are BatchNorm's own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
+        """``(B, C, H, W)`` → ``(B, C, H // 2, W // 2)``."""
+        if FUSED and input.is_cuda and self.fusible(input):
+            return fused(input, self)
+        return F.relu(F.max_pool2d(super().forward(input), 2))
+
+    def fusible(self, x: Tensor) -> bool:
+        """Whether every position is in one window, and every statistic in this process."""
+        return x.numel() > 0 and x.shape[2] % 2 == x.shape[3] % 2 == 0 and not self.spans_processes()
+
+
+def fused(x: Tensor, norm: NormPool) -> Tensor:
+    """Run ``norm`` by Triton; on the CPU only where Triton interprets its kernels."""
+    from reshift.nets.norm_pool_triton import NormPoolFunction
+
+    function: Any = NormPoolFunction
+    x = x.contiguous(memory_format=torch.channels_last)
+    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    out: Tensor = function.apply(x, norm.weight, norm.bias, running, norm.training, norm.momentum, norm.eps)
+    return out

@@ -1,0 +1,124 @@
+"""Predictions replayed as recorded: when, for how many shapes, and with the answers of plain calls."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reshift.bundle import Bundle
+from reshift.config import Config, DataConfig
+from reshift.methods.reshift import Reshift
+from reshift.methods.reshift_settings import ReshiftSettings
+from reshift.predict import Model
+from reshift.runtime import Recording, Replays
+from test_fast_inference import make
+
+
+class Pair(NamedTuple):
+    """An answer of two tensors."""
+
+    double: Tensor
+    square: Tensor
+
+
+class Tape:
+    """In place of a CUDA graph: replaying computes from the recorded input into the recorded output."""
+
+    def __init__(self, function: Callable[[Tensor], Any], x: Tensor) -> None:
+        self.function, self.x, self.out = function, x, function(x)
+        self.replays = 0
+
+    def replay(self) -> None:
+        """Compute once more."""
+        self.replays += 1
+        for kept, new in zip(self.out, self.function(self.x), strict=True):
+            kept.copy_(new)
+
+
+class Taped(Replays):
+    """Replays without a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tapes: list[Tape] = []
+
+    def _record(self, function: Callable[[Tensor], Any], x: Tensor) -> Recording:
+        self.tapes.append(Tape(function, x.clone()))
+        return Recording(cast("torch.cuda.CUDAGraph", self.tapes[-1]), self.tapes[-1].x, self.tapes[-1].out)
+
+
+def work(x: Tensor) -> Pair:
+    return Pair(2 * x, x * x)
+
+
+def test_the_fourth_call_records_and_answers_are_the_callers_own() -> None:
+    replays, counts, answers = Taped(), list[int](), list[Pair]()
+    for i in range(7):
+        answers.append(replays("key", work, torch.tensor([float(i), 1.0])))
+        counts.append(sum(tape.replays for tape in replays.tapes))
+    assert counts == [0, 0, 0, 1, 2, 3, 4]
+    assert len(replays.tapes) == 1
+    assert all(isinstance(answer, Pair) for answer in answers)
+    assert [float(answer.double[0]) for answer in answers] == [0, 2, 4, 6, 8, 10, 12]  # no call has overwritten another's
+    assert [float(answer.square[0]) for answer in answers] == [0, 1, 4, 9, 16, 25, 36]
+
+
+def call(replays: Replays, key: str, times: int = 1) -> None:
+    for _ in range(times):
+        assert float(replays(key, work, torch.tensor([3.0])).square) == 9.0
+
+
+def test_few_recordings_are_kept_and_the_longest_unused_goes() -> None:
+    replays = Taped()
+    for key in "abcd":
+        call(replays, key, 4)
+    call(replays, "a")
+    call(replays, "e", 4)
+    assert list(replays.recordings) == ["c", "d", "a", "e"]
+    call(replays, "b", 3)  # it must come often again
+    assert list(replays.recordings) == ["c", "d", "a", "e"]
+    call(replays, "b")
+    assert list(replays.recordings) == ["d", "a", "e", "b"]
+
+
+# ---- in a model ------------------------------------------------------------------------------------------------------------
+
+
+def pictures(number: int) -> NDArray[np.float32]:
+    return np.random.default_rng(number).uniform(-1.0, 1.0, (number, 1, 32, 32)).astype(np.float32)
+
+
+def model(detector: torch.nn.Module) -> Model:
+    return Model(Bundle(detector, Config(data=DataConfig(size=32)), None, {}, ""), "cpu")
+
+
+def test_a_model_gives_the_same_answers_and_leaves_seldom_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, replayed = model(make(32, 1)), model(make(32, 1))
+    assert plain.replays is None  # on the CPU
+    replayed.replays = taped = Taped()
+    for number in (2, 2, 2, 2, 2, 1):
+        (scores, maps), (expected, heat) = replayed.run(pictures(number)), plain.run(pictures(number))
+        assert scores == expected
+        assert np.array_equal(maps, heat)
+    assert [tape.replays for tape in taped.tapes] == [2]
+    monkeypatch.setenv("RESHIFT_AMP", "bf16")
+    for _ in range(4):
+        maps, heat = replayed.run(pictures(2))[1], plain.run(pictures(2))[1]
+        assert np.array_equal(maps, heat)  # what was recorded in float32 is not what is replayed here
+    assert [tape.replays for tape in taped.tapes] == [2, 1]
+
+
+def test_a_fold_left_out_has_a_recording_of_its_own() -> None:
+    torch.manual_seed(0)
+    settings = ReshiftSettings(members=2, widths=(8, 8, 8, 8), features="off", sources=("offset",))
+    detector = Reshift(settings, 32, 1).eval().requires_grad_(False)
+    plain, replayed = model(detector), model(detector)
+    replayed.replays = taped = Taped()
+    for _ in range(5):
+        for without in (None, 0, 1):
+            assert replayed.run(pictures(2), without)[0] == plain.run(pictures(2), without)[0]
+    assert [tape.replays for tape in taped.tapes] == [2, 2, 2]
