@@ -15,7 +15,7 @@ SourceName = Literal["offset", "gain", "swap", "mix", "texture", "restoration"]
 class ReshiftSettings(Frozen):
     """What is discriminated, by what network, and how the two witnesses become a map and a score."""
 
-    steps: int = Field(1000, ge=0)  # of the discriminators
+    steps: int = Field(800, ge=0)  # of the discriminators
     members: int = Field(4, ge=1)  # discriminators, each trained without its own fold of the subjects; logits are averaged
     widths: Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], Field(min_length=4)] = (32, 64, 128, 256)
     sources: tuple[SourceName, ...] = ("offset", "gain", "swap", "mix", "texture", "restoration")
