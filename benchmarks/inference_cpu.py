@@ -63,9 +63,9 @@ def plain(model: DMD) -> Map:
     def anomaly_map(x: Tensor) -> Tensor:
         s, (H, W) = model.settings, x.shape[-2:]
         z0, (masks, noise) = model.latents(x), model.inference_masks()
-        t = torch.tensor([s.t_star])
+        t = torch.tensor([s.t_star], device=x.device)
         a_bar = at(model.alpha_bar, t)
-        N_pix, D_pix = torch.zeros(1, H, W), torch.zeros(1, H, W)
+        N_pix, D_pix = x.new_zeros(1, H, W), x.new_zeros(1, H, W)
         for M, eps in zip(masks.split(1), noise.split(1), strict=True):
             z_t = masked_forward(z0, eps, M, a_bar)
             z0_hat = clean_estimate(z_t, model.denoiser(z_t, t), z0, M, a_bar)

@@ -70,7 +70,7 @@ class Table:
         path.write_text(json.dumps({"machine": about, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")
 
 
-def timed(work: Callable[[], object], device: torch.device, *, repeats: int, calls: int = 1, warmup: int = 2) -> Timing:
+def timed(work: Callable[[], object], device: torch.device, *, repeats: int, calls: int = 1, warmup: int = 4) -> Timing:
     """Seconds per call of ``work``.
 
     A GPU runs behind the program, so the clock is read only when the device has finished; over a block of ``calls``, since

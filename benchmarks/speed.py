@@ -166,7 +166,7 @@ def grow(bench: Bench, what: str, note: str, values: Sequence[int], work: Callab
     seconds: dict[int, float] = {}
     for value in values:
         try:
-            timing = timed(work(value), bench.device, repeats=3, warmup=1 if bench.device.type == "cpu" else 2)
+            timing = timed(work(value), bench.device, repeats=3, warmup=1 if bench.device.type == "cpu" else 4)
         except torch.cuda.OutOfMemoryError:
             print(f"growth: {what} {value} needs more memory than this GPU has", file=sys.stderr)
             continue

@@ -16,7 +16,7 @@ from torch import Tensor
 from reshift.nets.groupnorm_triton import _slope, pointer
 
 LARGEST = 8192  # elements that one program can hold; going back it holds twice as many tensors
-STRETCH = 64  # bytes of neighbouring channels that a program should read at least
+STRETCH, SECTOR = 64, 32  # bytes of neighbouring channels that a program should read, and must not read less than
 
 
 def fits(x: Tensor, groups: int) -> bool:
@@ -30,9 +30,12 @@ def tile(x: Tensor, groups: int, most: int) -> dict[str, int]:
     _, c, h, w = x.shape
     k, j = c // groups, 1
     R, K = triton.next_power_of_2(h * w), triton.next_power_of_2(k)
-    while j * k * x.element_size() < STRETCH and groups % (2 * j) == 0 and R * 2 * j * K <= most:
+    # A large tile only where a small one would read less than a sector at a time: many small programs hide each other's waiting.
+    while groups % (2 * j) == 0 and R * 2 * j * K <= (most if j * k * x.element_size() < SECTOR else most // 2):
         j *= 2
-    return {"k": k, "R": R, "J": j, "K": K, "num_warps": 4 if R * j * K <= LARGEST // 4 else 8}
+        if j * k * x.element_size() >= STRETCH:
+            break
+    return {"k": k, "R": R, "J": j, "K": K, "num_warps": 4 if R * j * K <= most // 2 else 8}
 
 
 @triton.jit
