@@ -13,6 +13,8 @@ from helpers import COLUMNS, noise, save, save_many, write_manifest
 from reshift.data.manifest import Case, fingerprint, hold_out, load_cases
 from reshift.errors import UserError
 
+SLICES = "image,subject,position"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -39,6 +41,15 @@ def test_a_full_row(folder: Path) -> None:
 def test_only_the_image_is_needed(folder: Path) -> None:
     [case] = load_cases(write_manifest(folder, "images/000.png", header="image"))
     assert (case.subject, case.label, case.split) == ("images/000.png", 0, "train")
+
+
+def test_positions_are_numbers_or_nothing(folder: Path) -> None:
+    rows = ("images/000.png,a,3", "images/001.png,a,-1.5", "images/002.png,b,3", "images/003.png,b,")
+    cases = load_cases(write_manifest(folder, *rows, header=SLICES))
+    assert [case.position for case in cases] == [3.0, -1.5, 3.0, None]
+    moved = [cases[0]._replace(position=4.0), *cases[1:]]
+    without = [case._replace(position=None) for case in cases]
+    assert len({fingerprint(cases), fingerprint(moved), fingerprint(without)}) == 3
 
 
 def test_byte_order_mark_and_crlf(folder: Path) -> None:
@@ -71,6 +82,9 @@ ROW = "images/000.png,,a,0,train,"
         ([ROW, "images/../images/000.png,,b,0,test,"], COLUMNS, "lists .*images/000.png 2 times"),
         ([ROW, "images/x.png,,b,0,train,", "images/y.png,,c,0,train,"], COLUMNS, r"images/x.png does not exist \(and 1 more\)"),
         (["images/000.png,masks/x.png,a,1,test,"], COLUMNS, "masks/x.png does not exist"),
+        (["images/000.png,4", "images/001.png,top"], "image,position", "line 3: position 'top' is not a number"),
+        (["images/000.png,nan"], "image,position", "line 2: position 'nan' is not a number"),
+        (["images/000.png,a,2", "images/001.png,a,2.0"], SLICES, "000.png and images/001.png of subject 'a' are both at .* 2;"),
     ],
 )
 def test_mistakes(folder: Path, rows: list[str], header: str, expected: str) -> None:

@@ -135,6 +135,7 @@ def test_the_map_is_the_weighted_mean_of_z_scores_and_the_score_its_highest_pixe
     assert float(found.heatmap[:, :4].max()) == 0.0  # nothing above the head
     highest = sorted(expected.flatten().tolist(), reverse=True)[: round(0.1 * SIZE * SIZE)]
     assert float(found.score) == pytest.approx(sum(highest) / len(highest), rel=1e-5)
+    assert torch.equal(found.score, model.score_of(found.heatmap))
 
 
 def test_flips_make_the_discriminators_symmetric() -> None:

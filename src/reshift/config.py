@@ -28,6 +28,10 @@ class DataConfig(Frozen):
         0.1, ge=0.0, le=1.0, description="of a volume, slices with at least this share of its largest slice's foreground"
     )
     holdout: float = Field(0.2, ge=0.0, lt=1.0, description="share of training subjects kept out for calibration")
+    consensus: float = Field(
+        0.0, ge=0.0, allow_inf_nan=False,
+        description="average the maps of a stack's slices along it, by a Gaussian of this σ in slices; 0: each slice by itself",
+    )  # fmt: skip
     subject: str | None = Field(None, description="for plain folders: regex on the file name; its first group is the subject")
     memory_gb: float = Field(4.0, gt=0.0, description="keep prepared images in memory up to this size, stream beyond")
 

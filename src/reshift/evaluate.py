@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from reshift.acquisition import Judged
+from reshift.data.consensus import place, together
 from reshift.data.manifest import Case, expand
 from reshift.data.prepare import Prepared, prepare_mask
 from reshift.data.read import read_picture, read_region
@@ -23,7 +24,7 @@ from reshift.errors import UserError, reason
 from reshift.metrics.confidence import image_intervals, mean_interval, pixel_intervals
 from reshift.metrics.image import image_metrics
 from reshift.metrics.pixels import PixelMetrics
-from reshift.predict import Model, grouped
+from reshift.predict import Model, agreed, grouped
 from reshift.progress import progress
 from reshift.report.build import make_report, warnings
 from reshift.report.page import ReportCase, heat_thumbnail, mask_thumbnail, thumbnail, write_report
@@ -73,6 +74,7 @@ def evaluate(
     pixels = PixelMetrics(reference.pixel_threshold if reference else None)
     rows, shown, errors, features = list[dict[str, Any]](), list[ReportCase](), list[str](), list[NDArray[np.float32]]()
     given, cases = len(cases), expand(cases, model.bundle.config.data, errors)
+    cases = together(cases) if model.bundle.config.data.consensus else cases
     with progress("evaluating", len(cases)) as advance:
         for item in _run(model, cases, errors):
             if item.mask is not None or item.case.label == 0:  # an abnormal image without a mask says nothing about pixels
@@ -155,6 +157,13 @@ def _save_counts(out: Path, pixels: PixelMetrics, features: Sequence[NDArray[np.
 
 
 def _run(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Evaluated]:
+    """Score the cases, and let the slices of a stack agree if that is wished."""
+    found = ((item, item.score, item.heatmap) for item in _looked(model, cases, errors))
+    for item, score, heatmap in agreed(model, found, lambda item: place(item.case)):
+        yield item._replace(score=score, heatmap=heatmap)
+
+
+def _looked(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Evaluated]:
     def load(case: Case) -> _Input:
         prepared = model.prepare(read_picture(case.image, case.slice))
         mask, ignore = (_region(model, path, case, prepared) for path in (case.mask, case.ignore))

@@ -15,11 +15,12 @@ from reshift.acquisition import Acquisition, fit_acquisition, fit_features
 from reshift.bundle import Bundle, build, load_bundle, save_bundle, save_calibration
 from reshift.calibrate import Calibration, reference
 from reshift.config import Config, merge, parse
+from reshift.data.consensus import stacks
 from reshift.data.manifest import Case, expand, fingerprint, hold_out, load_cases
 from reshift.data.source import Source, check_images, folds
 from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
-from reshift.predict import Model, NormalScores, normal_scores
+from reshift.predict import Model, NormalScores, check_consensus, normal_scores
 from reshift.runtime import pick_device, precision, processes
 from reshift.train import CHECKPOINT, as_module, fit
 from reshift.write import atomic_json, sweep, writable_folder
@@ -45,6 +46,7 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
     device = pick_device(config.train.device)
     with processes(device) as place:
         detector = build(config)  # a mistake in the settings shows before any image is read
+        check_consensus(detector, config)
         learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
         kept, held = split_normals(expand(learned, config.data), config, data)
         writable_folder(out)
@@ -117,9 +119,9 @@ def calibrated(model: Model, kept: Sequence[Case], held: Sequence[Case]) -> Cali
     """Settle the method if it wants to; both references: unseen normals (recommended), training normals (the paper's rule)."""
     settings = model.bundle.config.calibrate
     parts = unseen(model, kept, held)
-    _settle(model, parts or [Unseen(_sample(kept, settings.unseen_sample), None)])
+    _settle(model, parts or [Unseen(_sample(model, kept, settings.unseen_sample), None)])
     found = [normal_scores(model, cases, _label(fold), fold) for cases, fold in parts]
-    learned = normal_scores(model, _sample(kept, settings.training_sample), "calibrating on training normals")
+    learned = normal_scores(model, _sample(model, kept, settings.training_sample), "calibrating on training normals")
     acquisition = _acquisition(model, found[:-1] or [learned], found[-1:])
     everyone = found[0] if found else NormalScores([], PixelHistogram(), learned.descriptors[:0])
     for other in found[1:]:
@@ -139,7 +141,7 @@ def unseen(model: Model, kept: Sequence[Case], held: Sequence[Case]) -> list[Uns
     config, count = model.bundle.config, getattr(model.detector, "folds", 1)
     groups = folds(kept, count, config.seed) if count > 1 else []
     most = -(-config.calibrate.unseen_sample // max(1, count))
-    parts = [Unseen(_sample([kept[i] for i in group], most), k) for k, group in enumerate(groups)]
+    parts = [Unseen(_sample(model, [kept[i] for i in group], most), k) for k, group in enumerate(groups)]
     return parts + ([Unseen(list(held), None)] if held else [])
 
 
@@ -147,8 +149,16 @@ def _label(fold: int | None) -> str:
     return "calibrating on held-out normals" if fold is None else f"calibrating on normals of fold {fold + 1}"
 
 
-def _sample(cases: Sequence[Case], most: int) -> list[Case]:
-    return [cases[i] for i in sorted(np.random.default_rng(0).permutation(len(cases))[:most].tolist())]
+def _sample(model: Model, cases: Sequence[Case], most: int) -> list[Case]:
+    """At most so many; where slices are averaged, stacks are taken whole, for a slice without its neighbours scores otherwise."""
+    rng = np.random.default_rng(0)
+    if not model.bundle.config.data.consensus:
+        return [cases[i] for i in sorted(rng.permutation(len(cases))[:most].tolist())]
+    known, chosen = stacks(cases), list[int]()
+    for index in rng.permutation(len(known)):
+        if not chosen or len(chosen) + len(known[index]) <= most:
+            chosen += known[index]
+    return [cases[i] for i in sorted(chosen)]
 
 
 def _settle(model: Model, parts: Sequence[Unseen]) -> None:

@@ -1,9 +1,10 @@
 """A loaded bundle: pictures in, scores and heat-maps out. Needs no training code."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from reshift.acquisition import Acquisition, Judged, describe, judge
 from reshift.bundle import Bundle, load_bundle
 from reshift.calibrate import Calibration
-from reshift.config import parse
+from reshift.config import Config, parse
+from reshift.data.consensus import Place, place, smooth, together
 from reshift.data.image import Image
 from reshift.data.manifest import Case
-from reshift.data.prepare import Prepared, prepare, restore
+from reshift.data.prepare import Geometry, Prepared, prepare, restore
 from reshift.data.read import read_picture
 from reshift.data.source import ahead
 from reshift.errors import UserError
@@ -26,6 +28,7 @@ from reshift.nets.features import FeatureNet, efficientnet_lite0
 from reshift.progress import progress
 from reshift.runtime import Replays, pick_device, scoring, to_device, upload
 
+ALONE = "a picture by itself may be flagged too often"
 GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
 
 
@@ -41,6 +44,15 @@ class Result:
     unlike: bool | None = None  # surely another kind of image
     shift_features: float | None = None  # as shift, by a network's features; a lesion can make it small, too
     differs: tuple[str, ...] | None = None  # in what it is unlike the training images: "grey", "features"
+
+
+class Looked(NamedTuple):
+    """One image's outcome in the network's own grid."""
+
+    score: float
+    heatmap: NDArray[np.float32]
+    geometry: Geometry
+    judged: Judged | None
 
 
 class NormalScores(NamedTuple):
@@ -65,6 +77,7 @@ class Model:
     """``reshift.load(path)``."""
 
     def __init__(self, bundle: Bundle, device: str = "auto") -> None:
+        check_consensus(bundle.detector, bundle.config)
         self.bundle = bundle
         self.device = pick_device(device)
         self.detector: Any = to_device(bundle.detector, self.device)
@@ -90,10 +103,14 @@ class Model:
 
     def results(self, inputs: Sequence[Prepared]) -> list[Result]:
         """Score prepared pictures as one batch."""
+        return [self.result(seen) for seen in self.look(inputs)]
+
+    def look(self, inputs: Sequence[Prepared]) -> list[Looked]:
+        """Score prepared pictures as one batch, and leave their maps as the network gave them."""
         stack = np.stack([item.pixels for item in inputs])
         scores, maps = self.run(stack)
         found = zip(scores, maps, inputs, self.judge(stack), strict=True)
-        return [self._result(score, heatmap, item, judged) for score, heatmap, item, judged in found]
+        return [Looked(score, heatmap, item.geometry, judged) for score, heatmap, item, judged in found]
 
     def run(self, pixels: NDArray[np.float32], without: int | None = None) -> tuple[list[float], NDArray[np.float32]]:
         """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps; ``without`` what has seen this fold, if a method can."""
@@ -105,6 +122,12 @@ class Model:
         heatmap: NDArray[np.float32] = prediction.heatmap.float().cpu().numpy()
         return prediction.score.double().cpu().tolist(), heatmap
 
+    def scores_of(self, maps: NDArray[np.float32]) -> list[float]:
+        """The scores that belong to ``(n, S, S)`` maps, of a method whose score follows from its map."""
+        with torch.inference_mode():
+            parts = [self.detector.score_of(part) for part in upload(maps, self.device).split(self.batch)]
+        return [score for part in parts for score in part.double().cpu().tolist()]
+
     def features(self, pixels: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Embed ``(B, C, S, S)`` as ``(B, d)`` where the method has an image-level embedding."""
         embed = getattr(self.detector, "features", None)
@@ -114,12 +137,13 @@ class Model:
             found = embed(upload(pixels, self.device))
         return None if found is None else np.asarray(found.float().cpu().numpy())
 
-    def _result(self, score: float, heatmap: NDArray[np.float32], item: Prepared, judged: Judged | None) -> Result:
+    def result(self, seen: Looked) -> Result:
+        """The answer on the image's own pixels, with what the calibration says of it."""
         calibration = self.bundle.calibration
-        p_value = calibration.p_value(score) if calibration else None
-        flag = score > calibration.reference.image_threshold if calibration else None
-        result = Result(score, p_value, flag, restore(heatmap, item.geometry))
-        return replace(result, **judged._asdict()) if judged else result
+        p_value = calibration.p_value(seen.score) if calibration else None
+        flag = seen.score > calibration.reference.image_threshold if calibration else None
+        result = Result(seen.score, p_value, flag, restore(seen.heatmap, seen.geometry))
+        return replace(result, **seen.judged._asdict()) if seen.judged else result
 
     @property
     def acquisition(self) -> Acquisition | None:
@@ -155,7 +179,9 @@ class Model:
 
     def warnings(self) -> list[str]:
         """What the model's training and this installation leave out, one line each."""
-        notes = self.bundle.notes()
+        notes, sigma = self.bundle.notes(), self.bundle.config.data.consensus
+        if sigma:
+            notes = [*notes, f"thresholds are of slices averaged with their neighbours (data.consensus = {sigma:g}): {ALONE}"]
         if self.acquisition is None or self.acquisition.features is None or self.embedder is not None:
             return notes
         return [*notes, f"images are compared with the training images by grey values only. {self.without_features}"]
@@ -169,21 +195,54 @@ def load_model(path: Path, device: str = "auto", reference: str | None = None) -
     return Model(bundle, device)
 
 
+def check_consensus(detector: Any, config: Config) -> None:
+    """Refuse to average maps where the score could not follow."""
+    if config.data.consensus and not hasattr(detector, "score_of"):
+        why = f"method '{config.method}' has no rule that scores an averaged map (score_of)"
+        raise UserError(f"data.consensus = {config.data.consensus:g}: {why}; set data.consensus=0")
+
+
+Seen = TypeVar("Seen")
+Found = tuple[Seen, float, NDArray[np.float32]]  # whatever was scored, its score and its map in the network's own grid
+
+
+def agreed(model: Model, found: Iterable[Found[Seen]], where: Callable[[Seen], Place | None]) -> Iterator[Found[Seen]]:
+    """With ``data.consensus``, average the maps along each stack, whose slices follow one another, and score them anew."""
+    sigma = model.bundle.config.data.consensus
+    if not sigma:
+        yield from found
+        return
+    placed = ((where(item[0]), item) for item in found)
+    for stack, group in groupby(placed, key=lambda pair: None if pair[0] is None else pair[0].stack):
+        if stack is None:
+            yield from (item for _, item in group)
+            continue
+        slices = list(group)
+        positions = [lies.position for lies, _ in slices if lies is not None]
+        maps = smooth(np.stack([heatmap for _, (_, _, heatmap) in slices]), positions, sigma)
+        yield from zip((seen for _, (seen, _, _) in slices), model.scores_of(maps), maps, strict=True)
+
+
 def normal_scores(model: Model, cases: Sequence[Case], label: str, without: int | None = None) -> NormalScores:
     """Score normal images, ``without`` what has learned from this fold."""
     scores, pixels, descriptors, features = list[float](), PixelHistogram(), list[NDArray[np.float64]](), []
+    cases = together(cases) if model.bundle.config.data.consensus else cases
     with progress(label, len(cases)) as advance:
-        loading = ahead(lambda case: model.prepare(read_picture(case.image, case.slice)), cases)
-        for group in grouped(loading, model.batch):
-            batch = np.stack([future.result().pixels for _, future in group])
-            batch_scores, maps = model.run(batch, without)
-            descriptors += [describe(image) for image in batch]
-            embedded = model.embed(batch)
-            features += [] if embedded is None else [*embedded]
-            scores += batch_scores
-            for heatmap in maps:
-                pixels.add(heatmap)
-            advance(len(group))
+
+        def run() -> Iterator[Found[Case]]:
+            loading = ahead(lambda case: model.prepare(read_picture(case.image, case.slice)), cases)
+            for group in grouped(loading, model.batch):
+                batch = np.stack([future.result().pixels for _, future in group])
+                batch_scores, maps = model.run(batch, without)
+                descriptors.extend(describe(image) for image in batch)
+                embedded = model.embed(batch)
+                features.extend([] if embedded is None else [*embedded])
+                yield from zip((case for case, _ in group), batch_scores, maps, strict=True)
+                advance(len(group))
+
+        for _, score, heatmap in agreed(model, run(), place):
+            scores.append(score)
+            pixels.add(heatmap)
     return NormalScores(scores, pixels, np.array(descriptors), None if model.embedder is None else np.array(features))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.calibrate import Calibration
+from reshift.data.consensus import Place
 from reshift.data.dicom import DicomVolume
 from reshift.data.image import Image
 from reshift.data.nifti import blank_map, write_nifti
@@ -18,7 +19,7 @@ from reshift.data.source import ahead
 from reshift.data.volume import Volume
 from reshift.errors import UserError
 from reshift.picture import montage, overlay, tile
-from reshift.predict import Model, grouped
+from reshift.predict import Found, Looked, Model, agreed, grouped
 from reshift.progress import counted
 from reshift.write import atomic_bytes, naming
 
@@ -59,17 +60,23 @@ def score_volume(model: Model, volume: Volume, stem: str, out: Path, *, dicom: b
 
 
 def _slices(model: Model, volume: Volume, maps: NDArray[np.float32]) -> Iterator[Scored]:
-    """Score the slices with enough foreground, some at a time, and fill in their maps."""
+    """Score the slices, let them agree if that is wished, and fill in their maps."""
+    for (k, seen), score, heatmap in agreed(model, _looked(model, volume), lambda at: Place("volume", at[0])):
+        result = model.result(seen._replace(score=score, heatmap=heatmap))
+        maps[k] = result.heatmap
+        yield Scored(k, volume.native_index(k), {name: getattr(result, name) for name in NUMBERS})
+
+
+def _looked(model: Model, volume: Volume) -> Iterator[Found[tuple[int, Looked]]]:
+    """Score the slices with enough foreground, some at a time."""
     chosen = volume.chosen(model.bundle.config.data.min_foreground)
     groups = list(grouped(chosen, model.batch))
     loading = grouped(ahead(lambda k: model.prepare(volume.image(k)), chosen, 2 * model.batch), model.batch)
     for _, group in zip(counted(groups, volume.source.name), loading, strict=True):
-        results = model.results([future.result() for _, future in group])
-        for (k, _), result in zip(group, results, strict=True):
-            if not math.isfinite(result.score):
-                raise UserError(f"{volume.source}: the model's score is {result.score}; its training may have diverged")
-            maps[k] = result.heatmap
-            yield Scored(k, volume.native_index(k), {name: getattr(result, name) for name in NUMBERS})
+        for (k, _), seen in zip(group, model.look([future.result() for _, future in group]), strict=True):
+            if not math.isfinite(seen.score):
+                raise UserError(f"{volume.source}: the model's score is {seen.score}; its training may have diverged")
+            yield (k, seen), seen.score, seen.heatmap
 
 
 def _shown(slices: list[Scored]) -> list[Scored]:

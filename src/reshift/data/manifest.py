@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from reshift.data.read import is_volume, list_scans, open_volume, read_region
 from reshift.errors import UserError
 
 COLUMNS = ("image", "mask", "subject", "label", "split", "note")
-OPTIONAL = ("ignore",)  # columns that only some data sets have
+OPTIONAL = ("ignore", "position")  # columns that only some data sets have
 SPLITS = ("train", "val", "test")
 
 
@@ -37,6 +38,7 @@ class Case(NamedTuple):
     note: str
     ignore: Path | None = None  # pixels that count neither as lesion nor as normal
     slice: int | None = None  # of a volume, counted from the most inferior
+    position: float | None = None  # of a picture that is a slice: where it lies in its subject's stack, in slices
 
 
 def load_cases(data: Path, subject: str | None = None) -> list[Case]:
@@ -71,6 +73,7 @@ def check_cases(cases: list[Case], source: Path) -> list[Case]:
                 f"{source}: subject '{case.subject}' is in two splits: {both}; that leaks, keep a subject in one split"
             )
     _refuse_repeats(cases, source)
+    _refuse_shared_positions(cases, source)
     files = [path for case in cases for path in (case.image, case.mask, case.ignore) if path is not None]
     missing = [path for path in files if not path.exists()]
     if missing:
@@ -85,6 +88,15 @@ def _refuse_repeats(cases: Sequence[Case], source: Path) -> None:
     image, times = count.most_common(1)[0]
     if times > 1:
         raise UserError(f"{source}: lists {image} {times} times; keep one of its rows")
+
+
+def _refuse_shared_positions(cases: Sequence[Case], source: Path) -> None:
+    """Two slices at one place are of two scans, whose neighbours could not be told apart."""
+    seen: dict[tuple[str, float], Case] = {}
+    for case in cases:
+        if case.position is not None and (other := seen.setdefault((case.subject, case.position), case)) is not case:
+            both = f"{other.name} and {case.name} of subject '{case.subject}' are both at position {case.position:g}"
+            raise UserError(f"{source}: {both}; give each of a subject's scans positions far from the others'")
 
 
 def hold_out(cases: Sequence[Case], share: float, shuffle: Callable[[int], Sequence[int]]) -> tuple[list[Case], list[Case]]:
@@ -122,6 +134,8 @@ def fingerprint(cases: Sequence[Case]) -> str:
         digest.update(f"{case.name}\0{case.subject}\0{case.label}\0{case.split}\0".encode("utf-8", "surrogateescape"))
         for path in (case.image, case.mask, *([case.ignore] if case.ignore else [])):
             digest.update(of(path) if path else b"-")
+        if case.position is not None:
+            digest.update(f"{case.position}\0".encode())
     return digest.hexdigest()
 
 
@@ -219,7 +233,20 @@ def _case(path: Path, line: int, row: dict[str, Any]) -> Case:
     if split not in SPLITS:
         raise UserError(f"{path}, line {line}: split '{split}' is not one of {', '.join(SPLITS)}")
     mask, ignore = (path.parent / row[column] if row.get(column) else None for column in ("mask", "ignore"))
-    return Case(name, path.parent / name, mask, row.get("subject") or name, int(label), split, row.get("note") or "", ignore)
+    subject, note, position = row.get("subject") or name, row.get("note") or "", _position(row.get("position"), path, line)
+    return Case(name, path.parent / name, mask, subject, int(label), split, note, ignore, position=position)
+
+
+def _position(text: str | None, path: Path, line: int) -> float | None:
+    if not text:
+        return None
+    try:
+        position = float(text)
+    except ValueError:
+        position = math.nan
+    if not math.isfinite(position):
+        raise UserError(f"{path}, line {line}: position '{text}' is not a number; write where the slice lies, such as 12")
+    return position
 
 
 def _from_medianomaly(path: Path) -> list[Case]:

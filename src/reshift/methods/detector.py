@@ -101,6 +101,8 @@ class Detector(Protocol):
     copies anything to it, draws nothing, and does the same for all images of a shape. ``settle(batches)`` sees normals that were
     not trained on, once, after the last stage; ``notes()`` are lines a user should read; ``features``, ``pseudo_healthy`` as in
     ``dmd``.
+    ``score_of(heatmap (B, H, W)) -> (B,)``, where ``predict`` takes the score from the map alone: with it, the maps of a stack's
+    slices may be averaged (``data.consensus``).
     With ``folds`` above 1, as in its stages, ``predict(x, without=k)`` uses nothing that has seen fold k: thresholds then come
     from all training normals. ``settle`` gets pairs (batch, fold); the fold of images that no part has seen is None.
     """

@@ -228,11 +228,15 @@ class Reshift(nn.Module):
             weight = self.settings.distance_weight
             mean = z[0] if len(z) == 1 else (z[0] + weight * z[1]) / (1.0 + weight)
             heatmap = (F.softplus(mean) * enclosed(images))[:, 0]
-            pixels = heatmap.flatten(1)
-            highest = pixels.topk(max(1, round(self.settings.top * pixels.shape[1])), dim=1).values
-            return Prediction(highest.mean(1), heatmap)
+            return Prediction(self.score_of(heatmap), heatmap)
 
         return batch_invariant(one, x)
+
+    def score_of(self, heatmap: Tensor) -> Tensor:
+        """The mean of the highest ``top`` pixels of each map."""
+        pixels = heatmap.flatten(1)
+        highest = pixels.topk(max(1, round(self.settings.top * pixels.shape[1])), dim=1).values
+        return highest.mean(1)
 
     def paper(self, x: Tensor) -> Prediction:
         """The paper's own score and restoration map, from the same model."""
