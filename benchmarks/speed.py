@@ -59,7 +59,7 @@ def train(device: torch.device, number: int, *, blocks: int, block: int, **setti
     steps = [0, 0]
     steps[number] = blocks * block + 1  # an epoch is one step here; the clock is read at the start of a step, hence one more
     model = {"stage1_epochs": steps[0], "stage2_epochs": steps[1]}
-    config = Config(train=TrainConfig(checkpoint_seconds=1e9, **settings), model=model)
+    config = Config(method="dmd", train=TrainConfig(checkpoint_seconds=1e9, **settings), model=model)
     with phantoms(BATCH, 128) as cases, tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
         source = Clocked(cases, device, block)
         fit(build(config), source, config, Path(folder), Place(0, 1))
@@ -94,7 +94,7 @@ def training(bench: Bench) -> None:
 
 def model(device: torch.device, size: int = 128, **settings: Any) -> Model:
     """Build an untrained DMD ready for inference; trained weights would take as long."""
-    config = Config(data=DataConfig(size=size), model=settings)
+    config = Config(method="dmd", data=DataConfig(size=size), model=settings)
     detector = as_module(build(config)).eval().requires_grad_(False)
     return Model(Bundle(detector, config, None, {}, ""), str(device))
 

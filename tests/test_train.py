@@ -132,6 +132,32 @@ def test_two_processes_give_what_one_gives(manifest: Path, tmp_path: Path) -> No
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
+LATE = """
+import os, time
+from reshift.methods.trivial import Brightness
+
+class Late(Brightness):
+    def __init__(self, *given):
+        super().__init__(*given)
+        time.sleep(4.0 * int(os.environ["RANK"]))
+"""
+
+
+def test_a_process_that_comes_late_may_still_join(manifest: Path, tmp_path: Path) -> None:
+    """The first claims the folder; the second must not take that for somebody else's run."""
+    (tmp_path / "late.py").write_text(LATE)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reshift", "train"]
+    given = ["--data", str(manifest), "--out", str(tmp_path / "run"), "--method", "late:Late", "--set", "data.size=32"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    done = subprocess.run([*torchrun, *given], capture_output=True, text=True, env=environment, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "run" / "bundle" / "config.json").exists()
+
+
 def test_streaming_gives_the_same_weights_as_memory(manifest: Path, tmp_path: Path) -> None:
     train_run(config(), manifest, tmp_path / "memory")
     train_run(config(data={"memory_gb": 1e-6}), manifest, tmp_path / "stream")

@@ -21,7 +21,7 @@ from reshift.data.source import Source, check_images, folds
 from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
 from reshift.predict import Model, NormalScores, check_consensus, normal_scores
-from reshift.runtime import pick_device, precision, processes
+from reshift.runtime import meet, pick_device, precision, processes
 from reshift.train import CHECKPOINT, as_module, fit
 from reshift.write import atomic_json, sweep, writable_folder
 
@@ -52,6 +52,7 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
         writable_folder(out)
         stamp: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": fingerprint([*kept, *held])}
         _claim(out, stamp, resume=resume)
+        meet(place)  # or a late process would find the folder claimed by the first
         if (out / "bundle" / "config.json").exists():
             return out / "bundle"
         source = Source(kept, config.data, device)

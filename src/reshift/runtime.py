@@ -171,6 +171,12 @@ class Replays:
         return Recording(graph, static, out)
 
 
+def meet(place: Place) -> None:
+    """Wait until every process has come this far."""
+    if place.world > 1:
+        dist.barrier()
+
+
 @contextmanager
 def processes(device: torch.device) -> Iterator[Place]:
     """Join the other processes when started by torchrun; alone otherwise."""

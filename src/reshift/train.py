@@ -213,7 +213,7 @@ def _shared(run: _Run, stages: Sequence[Stage], data: str) -> Identity | None:
         run.module,
         data=data,
         seed=run.config.seed,
-        images=run.config.data.model_dump(exclude={"memory_gb"}),
+        images=run.config.data.model_dump(exclude={"memory_gb", "consensus"}),  # neither decides what is learned
         train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=set(deciding)),
         stages=[[stage.name, stage.epochs, stage.steps, stage.folds, dict(stage.decided_by or {})] for stage in stages],
     )
