@@ -1,9 +1,6 @@
 """The suites that come with the package: every method, dataset and setting they name exists."""
 
-import importlib
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,18 +59,6 @@ def test_the_sweeps_are_of_inference_where_nothing_is_trained_anew() -> None:
     assert 0.1 in values["model.lambda_cls"]
     assert 4 in values["model.mask_side"]
     assert {entry.seed for entry in suite("sensitivity").entries} == {0, 1, 2}
-
-
-def test_the_baselines_of_real_have_the_recipes_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "benchmarks")])
-    recipes: dict[str, Any] = importlib.import_module("baselines").RECIPES
-    baselines = {entry.method: entry for entry in rows("real").values() if entry.group == "baseline"}
-    assert set(baselines) == set(recipes)
-    for method, entry in baselines.items():
-        assert entry.updates == recipes[method].updates, method
-        base = resolve(method, "paper", [dict(recipes[method].change)])
-        mine = resolve(method, entry.profile, [entry.layers[1]])
-        assert mine == base, method
 
 
 def test_real_names_the_six_sets_and_tests_on_those_that_have_disease() -> None:
