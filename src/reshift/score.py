@@ -15,8 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reshift.acquisition import run_warning
+from reshift.acquisition import describe, run_warning
 from reshift.bundle import Bundle
 from reshift.data.dicom import is_dicom
 from reshift.data.image import Image
@@ -28,7 +29,7 @@ from reshift.data.source import ahead
 from reshift.data.volume import Volume
 from reshift.errors import UserError, reason
 from reshift.picture import overlay, png
-from reshift.predict import Model, Result, grouped
+from reshift.predict import Looked, Model, grouped
 from reshift.progress import progress
 from reshift.score_volume import export, score_volume
 from reshift.scores import FIELDS, Record, append, read_index, settle
@@ -55,10 +56,11 @@ class Job(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A picture and its network input."""
+    """A picture, its network input, and what that looks like."""
 
     image: Image
     prepared: Prepared
+    described: NDArray[np.float64]
 
 
 def find_jobs(inputs: Sequence[Path]) -> list[Job]:
@@ -114,9 +116,6 @@ def _inside(stem: str) -> str:
 
 def _free(stem: str, taken: set[str]) -> str:
     """Return ``stem``, or the first of ``a~2.png``, ``a~3.png``, … that is not taken, and take it."""
-    if stem not in taken:
-        taken.add(stem)
-        return stem
     path, count, free = PurePosixPath(stem), 1, stem
     suffix = ".nii.gz" if stem.endswith(".nii.gz") else path.suffix
     while free in taken:
@@ -227,7 +226,7 @@ def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
 
     def load(job: Job) -> Loaded | None:
         image = open_scan(job.path)
-        return None if isinstance(image, Volume) else Loaded(image, model.prepare(image))
+        return None if isinstance(image, Volume) else Loaded(image, p := model.prepare(image), describe(p.pixels))
 
     with ThreadPoolExecutor(1 if run.dicom else min(16, os.cpu_count() or 1)) as pool:  # highdicom promises nothing of threads
         try:
@@ -238,10 +237,10 @@ def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
                     yield from _odd(run, group)
                 if good:
                     begun = time.monotonic()
-                    results = model.results([loaded.prepared for _, loaded in good])
+                    looked = model.look([loaded.prepared for _, loaded in good], [loaded.described for _, loaded in good])
                     seconds = (time.monotonic() - begun) / len(good)
-                    for (job, loaded), result in zip(good, results, strict=True):
-                        writing.append((job, pool.submit(_written, run, job, loaded, result, seconds)))
+                    for (job, loaded), one in zip(good, looked, strict=True):
+                        writing.append((job, pool.submit(_written, run, job, loaded, one, seconds)))
                     yield from _written_until(behind, writing)
         except (Exception, KeyboardInterrupt):  # what is written is recorded, whatever comes after it
             yield from _written_until(0, writing)
@@ -274,8 +273,9 @@ def _record(job: Job, **values: Any) -> Record:
     return {**dict.fromkeys(FIELDS), "input": str(job.path), **values}
 
 
-def _written(run: Run, job: Job, loaded: Loaded, result: Result, seconds: float) -> Record:
+def _written(run: Run, job: Job, loaded: Loaded, seen: Looked, seconds: float) -> Record:
     """Write the map and the overlay, and only then say so in a record."""
+    result = run.model.result(seen)
     if not math.isfinite(result.score):
         return failed(job, f"{job.path}: the model's score is {result.score}; its training may have diverged")
     out, calibration = run.out, run.model.bundle.calibration
