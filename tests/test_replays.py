@@ -1,6 +1,8 @@
 """Predictions replayed as recorded: when, for how many shapes, and with the answers of plain calls."""
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -70,6 +72,39 @@ def test_the_fourth_call_records_and_answers_are_the_callers_own() -> None:
 def call(replays: Replays, key: str, times: int = 1) -> None:
     for _ in range(times):
         assert float(replays(key, work, torch.tensor([3.0])).square) == 9.0
+
+
+def test_what_cannot_be_recorded_goes_on_as_it_is() -> None:
+    class Full(Taped):
+        tries = 0
+
+        def _record(self, function: Callable[[Tensor], Any], x: Tensor) -> Recording:
+            self.tries += 1
+            raise torch.OutOfMemoryError
+
+    replays = Full()
+    call(replays, "a", 8)
+    assert replays.tries == 1
+
+
+def test_threads_do_not_take_each_others_answers() -> None:
+    class Slow(Tape):
+        def replay(self) -> None:
+            seen = self.x.clone()
+            time.sleep(0.01)  # long enough for another thread to write its input, if it could
+            assert torch.equal(seen, self.x)
+            super().replay()
+
+    class Slowly(Replays):
+        def _record(self, function: Callable[[Tensor], Any], x: Tensor) -> Recording:
+            tape = Slow(function, x.clone())
+            return Recording(cast("torch.cuda.CUDAGraph", tape), tape.x, tape.out)
+
+    replays = Slowly()
+    call(replays, "key", 4)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: float(replays("key", work, torch.tensor([float(i)])).double), range(12)))
+    assert found == [2.0 * i for i in range(12)]
 
 
 def test_few_recordings_are_kept_and_the_longest_unused_goes() -> None:

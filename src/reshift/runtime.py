@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -136,7 +137,8 @@ class Replays:
     """Calls of pure functions, replayed as CUDA graphs where they come often: the launches cost more than the kernels.
 
     The first calls of a key run as they are, so whatever comes seldom, such as a smaller last batch, always does. A graph reads
-    the weights where they lay when it was recorded: they may change in place, but not move.
+    the weights where they lay when it was recorded: they may change in place, but not move. What cannot be recorded, for want of
+    memory or otherwise, goes on as it is. Threads take turns: a graph has one place for its input and one for its answer.
     """
 
     WARM_UP = 3  # calls before recording, for kernels to be compiled and chosen and for tables to be made
@@ -145,20 +147,32 @@ class Replays:
     def __init__(self) -> None:
         self.calls: Counter[Hashable] = Counter()
         self.recordings: dict[Hashable, Recording] = {}  # the last used last
+        self.refused = set[Hashable]()
+        self.lock = Lock()
         self.stream: torch.cuda.Stream | None = None
 
     def __call__(self, key: Hashable, function: Callable[[Tensor], Answer], x: Tensor) -> Answer:
         """``function(x)``, in tensors of its own; one key always stands for the same function and shape."""
-        self.calls[key] += 1
-        if self.calls[key] <= self.WARM_UP:
-            return function(x)
+        with self.lock:
+            self.calls[key] += 1
+            if self.calls[key] > self.WARM_UP and self._ready(key, function, x):
+                out: Answer = self.recordings[key](x)
+                return type(out)(*(value.clone() for value in out))
+        return function(x)
+
+    def _ready(self, key: Hashable, function: Callable[[Tensor], Answer], x: Tensor) -> bool:
+        """Whether there is a recording, now the last used."""
+        if key in self.refused:
+            return False
         if key not in self.recordings and len(self.recordings) == self.KEPT:
             oldest = next(iter(self.recordings))
             del self.recordings[oldest], self.calls[oldest]  # it has to come often again, or two would drive each other out
-        recording = self.recordings.pop(key, None) or self._record(function, x)
-        self.recordings[key] = recording
-        out: Answer = recording(x)
-        return type(out)(*(value.clone() for value in out))
+        try:
+            known = self.recordings.pop(key, None)
+            self.recordings[key] = known or self._record(function, x)
+        except RuntimeError:
+            self.refused.add(key)
+        return key in self.recordings
 
     def _record(self, function: Callable[[Tensor], Answer], x: Tensor) -> Recording:
         """Graphs may share memory, since an answer is copied before another runs; other threads may use the GPU meanwhile."""
