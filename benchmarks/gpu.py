@@ -204,7 +204,7 @@ def every_method(bench: Bench) -> None:
         slow = name in CHAINED
         config = resolve(name, "paper", [CHAINS] if slow else [])
         model = loaded(build(config), config, bench.device)
-        pixels = pictures(model.batch)
+        pixels = pictures(model.batch, config.data.size)
         label = f"{name}, batch {model.batch}"
         with redirect_stderr(io.StringIO()):
             rate(bench._replace(quick=slow), "methods", label, len(pixels), partial(model.run, pixels), 1 if slow else WARM)

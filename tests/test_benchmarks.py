@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import gpu
 import speed
 from measure import Table
+from reshift import methods
 from reshift.methods.dmd import DMD
 from reshift.nets import groupnorm, norm_pool
 
@@ -44,3 +45,11 @@ def test_growth_has_a_row_per_value_and_an_exponent(capsys: pytest.CaptureFixtur
     rows = capsys.readouterr().out.splitlines()
     assert sum("masks = " in row for row in rows) == 4  # seconds and memory of each
     assert "exponent" in rows[-1]
+
+
+def test_every_method_gets_pictures_of_its_own_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ("ae", "brightness")  # 64 and 128 pixels
+    monkeypatch.setattr(methods, "METHODS", {name: methods.METHODS[name] for name in wanted})
+    gpu.every_method(speed.Bench(Table(), CPU, True))
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[1].rstrip(",") for row in rows[-2:]] == list(wanted)
