@@ -50,6 +50,7 @@ class Reshift(nn.Module):
             "train": {"batch": 8, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05},
             "model": {
                 "steps": 300, "members": 1, "widths": [16, 32, 64, 128], "bank": 2048, "sample": 20_000, "distance_weight": 3.0,
+                "top": 0.02,
                 "sources": ["offset", "gain", "swap", "mix", "texture"],
             },
         },
