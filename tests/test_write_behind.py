@@ -1,18 +1,17 @@
 """Maps and overlays are written by other threads while the next batch is computed; nobody can tell from the results."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
 import pytest
+from numpy.typing import NDArray
 
 from helpers import noise, read_records, save_many
-from reshift.data.prepare import Prepared
 from reshift.data.read import Scan
 from reshift.errors import UserError
 from reshift.picture import overlay
-from reshift.predict import Model, Result, load_model
+from reshift.predict import Model, load_model
 from reshift.score import Job, Run, score, score_jobs
 
 
@@ -81,16 +80,16 @@ def test_what_cannot_be_written_stops_the_run_and_what_was_written_stays(batched
 def test_what_was_written_is_recorded_when_the_next_batch_fails(
     stop: type[BaseException], batched: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images, out, whole = save_many(tmp_path / "in", 11), tmp_path / "out", batched.results
+    images, out, whole = save_many(tmp_path / "in", 11), tmp_path / "out", batched.run
     calls = []
 
-    def results(inputs: Sequence[Prepared]) -> list[Result]:
-        calls.append(len(inputs))
+    def run(pixels: NDArray[np.float32]) -> tuple[list[float], NDArray[np.float32]]:
+        calls.append(len(pixels))
         if len(calls) == 2:
             raise stop
-        return whole(inputs)
+        return whole(pixels)
 
-    monkeypatch.setattr(batched, "results", results)
+    monkeypatch.setattr(batched, "run", run)
     with pytest.raises(stop):
         score(batched, [images], out)
     assert [Path(record["input"]).name for record in read_records(out)] == [f"{i:03d}.png" for i in range(4)]
