@@ -6,14 +6,12 @@ One process, one table; every figure is a median. "Plain PyTorch" is our own net
 by kernel, and for inference the loop over masks as Algorithm 2 prints it. Networks are untrained: that changes no running time.
 """
 
-import argparse
 import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from inference_cpu import network, plain
-from measure import Table, exponent, finish, machine, peak_mib, timed
+from measure import Bench, arguments, exponent, finish, measure, peak_mib, timed
 from reshift import methods
 from reshift.bundle import Bundle, build
 from reshift.config import Config
@@ -32,9 +30,8 @@ from reshift.nets import groupnorm, norm_pool
 from reshift.nets.unet import UNet
 from reshift.pipeline import resolve
 from reshift.predict import Model
-from reshift.runtime import pick_device
 from reshift.train import as_module
-from speed import BATCH, STAGES, Bench, pictures, train
+from speed import BATCH, STAGES, pictures, train
 
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100": 989e12}  # bf16 FLOP/s without sparsity, NVIDIA's data sheets
 WARM = 5  # calls before the clock: predictions are recorded at the fourth
@@ -260,22 +257,7 @@ SECTIONS = {f.__name__: f for f in (training, denoiser, inference, every_method,
 
 def main() -> None:
     """Measure the sections asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="also write the rows to this JSON file")
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS)
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer repeats and points")
-    options = parser.parse_args()
-    device = pick_device(options.device)
-    about = machine(device)
-    print(", ".join(f"{name} {value}" for name, value in about.items() if value is not None), flush=True)
-    bench = Bench(Table(), device, options.quick)
-    for name in options.only:
-        SECTIONS[name](bench)
-        if options.out:
-            bench.table.write(options.out, {**about, "device": device.type, "quick": options.quick})
+    measure(arguments((__doc__ or "").splitlines()[0], SECTIONS).parse_args(), SECTIONS)
 
 
 if __name__ == "__main__":

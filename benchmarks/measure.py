@@ -1,5 +1,6 @@
 """What every measurement shares: the clock, peak memory, pictures, the table, and what is said about the machine."""
 
+import argparse
 import gc
 import json
 import os
@@ -8,10 +9,11 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from reshift.config import DataConfig
 from reshift.data.manifest import Case, load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.source import Source
+from reshift.runtime import pick_device
 
 MIB = 2**20
 
@@ -177,3 +180,47 @@ class Clocked(Source):
     def batches(self, indices: Sequence[int] | None = None) -> Iterator[Tensor]:
         """Images once: what a stage looks at before its first step, which is not timed."""
         yield super().batch(range(len(self)) if indices is None else indices)
+
+
+# ---- a script of sections ----------------------------------------------------------------------------------------------
+
+
+class Bench(NamedTuple):
+    """What is measured where; ``cuda`` and ``quick`` decide how much."""
+
+    table: Table
+    device: torch.device
+    quick: bool
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def repeats(self) -> int:
+        return 3 if self.quick else 5
+
+
+Sections = Mapping[str, Callable[[Bench], None]]
+
+
+def arguments(about: str, sections: Sections) -> argparse.ArgumentParser:
+    """What every script of sections can be told."""
+    parser, names = argparse.ArgumentParser(description=about), list(sections)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
+    parser.add_argument("--out", type=Path, help="also write the rows to this JSON file")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="SECTION", help=", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and points")
+    return parser
+
+
+def measure(options: argparse.Namespace, sections: Sections) -> None:
+    """Measure the sections asked for; rows are kept after each of them."""
+    device = pick_device(options.device)
+    about = machine(device)
+    print(", ".join(f"{name} {value}" for name, value in about.items() if value is not None), flush=True)
+    bench = Bench(Table(), device, options.quick)
+    for name in options.only:
+        sections[name](bench)
+        if options.out:
+            bench.table.write(options.out, {**about, "device": device.type, "quick": options.quick})

@@ -10,13 +10,13 @@ from contextlib import redirect_stderr
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from measure import Clocked, Table, exponent, machine, peak_mib, phantoms, summary, timed
+from measure import Bench, Clocked, arguments, exponent, measure, peak_mib, phantoms, summary, timed
 from reshift.bundle import Bundle, build
 from reshift.config import Config, DataConfig, TrainConfig
 from reshift.data.prepare import prepare
@@ -33,22 +33,6 @@ GPU_NUMBERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MASK_GRIDS = {4: (8, 8), 16: (4, 4), 49: (4, 2), 169: (4, 1)}  # masks on the 16×16 grid: (side, stride)
 MAPS, QUICK_MAPS = 2776, 128  # of 128×128: BraTS2021's test set, 45 million pixels, and a part of it
 FULL, QUICK = "all maps", "some maps"  # memory items of the metrics
-
-
-class Bench(NamedTuple):
-    """What is measured where; ``cuda`` and ``quick`` decide how much."""
-
-    table: Table
-    device: torch.device
-    quick: bool
-
-    @property
-    def cuda(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def repeats(self) -> int:
-        return 3 if self.quick else 5
 
 
 # ---- training ----------------------------------------------------------------------------------------------------------
@@ -272,27 +256,14 @@ SECTIONS = {f.__name__: f for f in (training, inference, memory, growth, prepari
 
 def main() -> None:
     """Measure the sections asked for."""
-    parser = argparse.ArgumentParser(description="Measure speed and memory; prints one table.")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
-    parser.add_argument("--out", type=Path, help="also write the rows to this JSON file")
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS)
-    )
-    parser.add_argument("--quick", action="store_true", help="about a minute on two CPU cores: fewer repeats and points")
+    parser = arguments("Measure speed and memory; prints one table.", SECTIONS)
     parser.add_argument("--peak", help=argparse.SUPPRESS)  # one memory item, in a process of its own
     options = parser.parse_args()
-    device = pick_device(options.device)
     if options.peak:
-        streams = {FULL: partial(stream_ap, MAPS), QUICK: partial(stream_ap, QUICK_MAPS)}
+        device, streams = pick_device(options.device), {FULL: partial(stream_ap, MAPS), QUICK: partial(stream_ap, QUICK_MAPS)}
         print(peak_mib((peak_items(device) | streams)[options.peak], device))
         return
-    about = machine(device)
-    print(", ".join(f"{name} {value}" for name, value in about.items() if value is not None))
-    bench = Bench(Table(), device, options.quick)
-    for name in options.only:
-        SECTIONS[name](bench)
-    if options.out:
-        bench.table.write(options.out, {**about, "device": device.type, "quick": options.quick})
+    measure(options, SECTIONS)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import gpu
 import speed
-from measure import Table
+from measure import Bench, Table
 from reshift import methods
 from reshift.methods.dmd import DMD
 from reshift.nets import groupnorm, norm_pool
@@ -40,7 +40,7 @@ def test_torch_s_own_norms_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_growth_has_a_row_per_value_and_an_exponent(capsys: pytest.CaptureFixture[str]) -> None:
     table, done = Table(), list[int]()
-    gpu._grow(speed.Bench(table, CPU, True), "masks", [1, 2], lambda value: lambda: done.append(value))
+    gpu._grow(Bench(table, CPU, True), "masks", [1, 2], lambda value: lambda: done.append(value))
     assert set(done) == {1, 2}
     rows = capsys.readouterr().out.splitlines()
     assert sum("masks = " in row for row in rows) == 4  # seconds and memory of each
@@ -50,6 +50,6 @@ def test_growth_has_a_row_per_value_and_an_exponent(capsys: pytest.CaptureFixtur
 def test_every_method_gets_pictures_of_its_own_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = ("ae", "brightness")  # 64 and 128 pixels
     monkeypatch.setattr(methods, "METHODS", {name: methods.METHODS[name] for name in wanted})
-    gpu.every_method(speed.Bench(Table(), CPU, True))
+    gpu.every_method(Bench(Table(), CPU, True))
     rows = capsys.readouterr().out.splitlines()
     assert [row.split()[1].rstrip(",") for row in rows[-2:]] == list(wanted)

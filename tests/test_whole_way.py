@@ -37,6 +37,8 @@ def test_evaluate_leaves_what_the_contract_says(run_cli: Cli, bundle: Path, data
     assert list(metrics["image"]) == ["auc", "ap", "f1", "threshold", "fpr", "tpr", "f1_max"]
     assert set(metrics["pixel"]) >= {"ap", "dice", "threshold", "dice_max", "dice_per_image", "aupro"}
     assert metrics["n"] == {"normal": 6, "abnormal": 6, "subjects": 6, "pixels": 12 * 32 * 32}
+    assert metrics["warnings"]  # few normals set these thresholds; who does not open the report must read it, too
+    assert all(f"warning: {line}" in outcome.err for line in metrics["warnings"])
     low, high = metrics["intervals"]["image"]["auc"]
     assert low <= metrics["image"]["auc"] <= high
     pixel = metrics["pixel"]

@@ -186,7 +186,7 @@ def evaluate(
     metrics, errors = run(model, tests, out, name, indices)
     _print_metrics(metrics)
     typer.echo(f"report: {out / 'report.html'}")
-    _warn(model.warnings() + errors)
+    _warn(metrics["warnings"] + errors)
     if errors:
         raise typer.Exit(FAILED_CASES)
 
