@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch import Tensor, nn
 
 from reshift.core.anomaly import overlap_average, residual_map, upsample_mask
@@ -39,6 +40,15 @@ def test_eq2_nearest_code() -> None:
                 best = min(range(K), key=distances.__getitem__)
                 assert int(k[b, i, j]) == best
                 assert torch.equal(z_q[b, :, i, j], codebook[best])
+
+
+def test_eq2_the_codebook_has_the_gradient_of_an_embedding() -> None:
+    k, back = torch.randint(0, K - 1, (B, H, W)), torch.randn(B, D_Z, H, W)  # the last code is never chosen
+    codebook = torch.randn(K, D_Z, requires_grad=True)
+    (ours,) = torch.autograd.grad(lookup(k, codebook), codebook, back)
+    (theirs,) = torch.autograd.grad(F.embedding(k, codebook).permute(0, 3, 1, 2), codebook, back)
+    torch.testing.assert_close(ours, theirs)
+    assert not ours[-1].any()
 
 
 def test_eq3_straight_through_has_the_value_of_zq_and_the_gradient_of_ze() -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from reshift.nets.pointwise import Pointwise
+from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 
 # Not whatever derives from them: such a layer may compute with its weight.
-LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, Pointwise)
+LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, Pointwise, ThinConv2d, ThinConvTranspose2d)
 
 
 class Halves:

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.autograd.function import FunctionCtx
 
 
 def nearest_code(z_e: Tensor, codebook: Tensor) -> Tensor:
@@ -15,7 +15,23 @@ def nearest_code(z_e: Tensor, codebook: Tensor) -> Tensor:
 
 def lookup(k: Tensor, codebook: Tensor) -> Tensor:
     """Eq. 2, right: :math:`z_q[i,j] = e_{k^*_{ij}}`. ``(B, h, w)`` → ``(B, d_z, h, w)``; differentiable in the codebook."""
-    return F.embedding(k, codebook).permute(0, 3, 1, 2)
+    rows: Tensor = _Rows.apply(k, codebook)  # type: ignore[no-untyped-call]
+    return rows.permute(0, 3, 1, 2)
+
+
+class _Rows(torch.autograd.Function):
+    """``codebook[k]``. Its gradient is a product with one-hot rows: of few codes a GPU has that at once, where it would sort."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, k: Tensor, codebook: Tensor) -> Tensor:
+        ctx.save_for_backward(k, codebook)
+        return codebook[k]
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[None, Tensor]:
+        k, codebook = ctx.saved_tensors  # type: ignore[attr-defined]
+        chosen = torch.arange(len(codebook), device=k.device)[:, None] == k.flatten()
+        return None, chosen.to(gradient.dtype) @ gradient.flatten(0, -2)
 
 
 def straight_through(z_e: Tensor, z_q: Tensor) -> Tensor:

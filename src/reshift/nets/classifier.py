@@ -3,12 +3,14 @@
 from torch import Tensor, nn
 
 from reshift.nets.norm_pool import NormPool
+from reshift.nets.thin import ThinConv2d
 
 POOLED = 4  # the feature grid before the first fully connected layer, whatever the image size
 
 
 def _block(c_in: int, c_out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), NormPool(c_out))  # BatchNorm would cancel a bias
+    conv = ThinConv2d if c_in == 1 else nn.Conv2d
+    return nn.Sequential(conv(c_in, c_out, 3, padding=1, bias=False), NormPool(c_out))  # BatchNorm would cancel a bias
 
 
 class Classifier(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from reshift.nets.attention import attend
 from reshift.nets.groupnorm import GroupNorm
 from reshift.nets.pointwise import Pointwise
 
@@ -56,11 +57,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, _emb: Tensor) -> Tensor:
         """``(B, C, h, w)`` → the same shape."""
         b, c, h, w = x.shape
-        # Channels last: what the fused attention kernels want, and on a GPU how the tensor lies in memory anyway.
-        qkv = self.qkv(self.norm(x)).permute(0, 2, 3, 1).reshape(b, h * w, 3, self.heads, c // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, hw, C / heads) each
-        y = F.scaled_dot_product_attention(q, k, v)
-        out: Tensor = x + self.out(y.transpose(1, 2).reshape(b, h, w, c).permute(0, 3, 1, 2))
+        # Channels last: how the tensor lies in memory on a GPU anyway.
+        qkv = self.qkv(self.norm(x)).permute(0, 2, 3, 1).reshape(b, h * w, 3 * c)
+        y = attend(qkv, self.heads)
+        out: Tensor = x + self.out(y.view(b, h, w, c).permute(0, 3, 1, 2))
         return out
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from reshift.core.quantize import lookup, nearest_code, straight_through
 from reshift.core.windows import Up, margin
 from reshift.nets.norm import BatchNorm
+from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 
 
 class Quantized(NamedTuple):
@@ -20,7 +21,8 @@ class Quantized(NamedTuple):
 
 
 def _down(c_in: int, c_out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(c_in, c_out, 4, stride=2, padding=1, bias=False), BatchNorm(c_out), nn.ReLU())
+    conv = ThinConv2d if c_in == 1 else nn.Conv2d
+    return nn.Sequential(conv(c_in, c_out, 4, stride=2, padding=1, bias=False), BatchNorm(c_out), nn.ReLU())
 
 
 def _up(c_in: int, c_out: int) -> nn.Sequential:
@@ -42,7 +44,7 @@ class VQVAE(nn.Module):
         down = [_down(a, b) for a, b in zip((channels, *widths[:-1]), widths, strict=True)]
         self.encoder = nn.Sequential(*down, nn.Conv2d(widths[-1], d_z, 1))
         up = [_up(b, a) for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True)]
-        last = nn.ConvTranspose2d(widths[0], channels, 4, stride=2, padding=1)
+        last = (ThinConvTranspose2d if channels == 1 else nn.ConvTranspose2d)(widths[0], channels, 4, stride=2, padding=1)
         self.decoder = nn.Sequential(nn.Conv2d(d_z, widths[-1], 1), *up, last, nn.Tanh())
         self.codebook = nn.Parameter(torch.empty(K, d_z).uniform_(-1.0 / K, 1.0 / K))
 
