@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py [--only training inference …] [--out rows.json] [--quick]
 
-One process, one table; every figure is a median. "Plain PyTorch" is our own network with torch's own norms, float32, NCHW, kernel
-by kernel, and for inference the loop over masks as Algorithm 2 prints it. Networks are untrained: that changes no running time.
+One process, one table; every figure is a median. "Plain PyTorch" is our own network without our own kernels, float32, NCHW,
+launched kernel by kernel, and for inference the loop over masks as Algorithm 2 prints it. Networks are untrained: that changes no running time.
 """
 
 import io
@@ -26,7 +26,7 @@ from reshift import methods
 from reshift.bundle import Bundle, build
 from reshift.config import Config
 from reshift.methods.dmd import DMD
-from reshift.nets import groupnorm, norm_pool
+from reshift.nets import kernels
 from reshift.nets.unet import UNet
 from reshift.pipeline import resolve
 from reshift.predict import Model
@@ -42,13 +42,13 @@ GRIDS = {16: (4, 4), 49: (4, 2), 169: (4, 1), 256: (1, 1)}  # masks on the 16×1
 
 
 @contextmanager
-def torch_norms() -> Iterator[None]:
-    """Without our kernels."""
-    before, groupnorm.FUSED, norm_pool.FUSED = (groupnorm.FUSED, norm_pool.FUSED), False, False
+def torch_kernels() -> Iterator[None]:
+    """Without our own."""
+    before, kernels.ENABLED = kernels.ENABLED, False
     try:
         yield
     finally:
-        groupnorm.FUSED, norm_pool.FUSED = before
+        kernels.ENABLED = before
 
 
 def loaded(detector: Any, config: Config, device: torch.device) -> Model:
@@ -88,7 +88,7 @@ def training(bench: Bench) -> None:
         found = {}
         for kind, settings in kinds.items():
             ours = kind == "ours"
-            with nullcontext() if ours else torch_norms():
+            with nullcontext() if ours else torch_kernels():
                 blocks = train(bench.device, number, blocks=bench.repeats + 1, block=20 if ours else 5, **settings)
             seconds = sorted(1e3 * block for block in blocks[1:])  # the first warms up
             found[kind] = seconds[len(seconds) // 2]
@@ -160,7 +160,7 @@ def inference(bench: Bench) -> None:
     """Images a second with 49 masks, how far the maps are from the plain loop's, and what share of the card's peak that is."""
     reference = network().to(bench.device)
     x = torch.from_numpy(pictures(2)).to(bench.device)
-    with torch_norms():
+    with torch_kernels():
         slow = plain(reference)
         maps = torch.cat([slow(image) for image in x.split(1)])
         first = rate(bench, "inference", "plain PyTorch, mask by mask, float32", 1, partial(slow, x[:1]), 1)

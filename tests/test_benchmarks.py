@@ -1,5 +1,6 @@
-"""The benchmark scripts measure what they say: the paper's method, and torch's own norms only for as long as they are wanted."""
+"""The benchmark scripts measure what they say: the paper's method, and torch's kernels only for as long as they are wanted."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import gpu
+import recipe
 import speed
 from measure import Bench, Table
 from reshift import methods
 from reshift.methods.dmd import DMD
-from reshift.nets import groupnorm, norm_pool
+from reshift.nets import kernels
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"unet_widths": [16, 16, 16]}
@@ -28,14 +30,11 @@ def test_training_and_inference_are_those_of_dmd() -> None:
         assert isinstance(model.detector, DMD)
 
 
-def test_torch_s_own_norms_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groupnorm, "FUSED", True)
-    monkeypatch.setattr(norm_pool, "FUSED", True)
-    with gpu.torch_norms():
-        assert not groupnorm.FUSED
-        assert not norm_pool.FUSED
-    assert groupnorm.FUSED
-    assert norm_pool.FUSED
+def test_our_own_kernels_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "ENABLED", True)
+    with gpu.torch_kernels():
+        assert not kernels.ENABLED
+    assert kernels.ENABLED
 
 
 def test_growth_has_a_row_per_value_and_an_exponent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,3 +52,10 @@ def test_every_method_gets_pictures_of_its_own_size(monkeypatch: pytest.MonkeyPa
     gpu.every_method(Bench(Table(), CPU, True))
     rows = capsys.readouterr().out.splitlines()
     assert [row.split()[1].rstrip(",") for row in rows[-2:]] == list(wanted)
+
+
+def test_seconds_of_a_stage_are_those_since_the_stage_before(tmp_path: Path) -> None:
+    times = [("autoencoder", 1.5), ("autoencoder", 4.0), ("restoration", 4.25), ("restoration", 9.0)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"stage": stage, "seconds": seconds}) + "\n" for stage, seconds in times))
+    assert recipe.seconds_by_stage(log) == {"autoencoder": 4.0, "restoration": 5.0}

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch.nn import functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from reshift.core.anomaly import overlap_average, residual_map, upsample_mask
 from reshift.core.diffusion import clean_estimate, masked_forward

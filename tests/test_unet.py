@@ -40,6 +40,19 @@ def test_a_pointwise_product_is_the_convolution(order: torch.memory_format) -> N
     assert found[1][0].is_contiguous(memory_format=torch.channels_last)
 
 
+def test_a_pointwise_product_in_bf16_has_the_gradients_of_float32() -> None:
+    torch.manual_seed(0)
+    layer, x, back = Pointwise(6, 10).bfloat16(), torch.randn(3, 6, 4, 5).bfloat16(), torch.randn(3, 10, 4, 5).bfloat16()
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        given = x.to(dtype).requires_grad_()
+        y = product(given, layer.to(dtype))
+        found.append([y, *torch.autograd.grad(y, (given, *layer.parameters()), back.to(dtype))])
+    for ours, exact in zip(*found, strict=True):
+        assert ours.dtype == torch.bfloat16
+        torch.testing.assert_close(ours.float(), exact, atol=0.05, rtol=0.02)
+
+
 def test_a_pointwise_product_copies_nothing_that_lies_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, seen = Pointwise(6, 10), list[int]()
 

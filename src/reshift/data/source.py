@@ -42,7 +42,10 @@ class Source:
     def batch(self, indices: Sequence[int], following: Sequence[int] = ()) -> Tensor:
         """Return the images at ``indices``; when streaming, start reading ``following`` at once."""
         if self.images is not None:
-            return self.images[torch.as_tensor(indices, device=self.device)]
+            chosen = torch.as_tensor(indices)
+            if self.images.is_cuda:  # from pinned memory, or the next step would not be launched before this one is done
+                chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+            return self.images[chosen]
         waiting = self.ahead.pop(tuple(indices), None)
         if following:
             self.ahead = {tuple(following): self.reader.submit(self._load, following)}

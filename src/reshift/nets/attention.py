@@ -4,20 +4,20 @@ torch's own kernels are made for long sequences: around each, a U-Net's few posi
 Triton, in float32 and for larger grids, this is torch's own.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-FUSED = find_spec("triton") is not None
+from reshift.nets.kernels import run_on
+
 LARGEST = 64  # positions, and channels of a head, that one program can hold
 HALF = 2  # bytes
 
 
 def attend(qkv: Tensor, heads: int) -> Tensor:
     """Queries, keys and values of every position side by side, ``(B, n, 3·C)`` → ``(B, n, C)``."""
-    return fused(qkv, heads) if FUSED and qkv.is_cuda and fits(qkv, heads) else plain(qkv, heads)
+    return fused(qkv, heads) if run_on(qkv) and fits(qkv, heads) else plain(qkv, heads)
 
 
 def fits(qkv: Tensor, heads: int) -> bool:

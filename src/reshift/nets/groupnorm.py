@@ -4,14 +4,13 @@ torch's own GroupNorm does neither: under autocast it turns to fp32, and it want
 U-Net the whole tensor is copied several times. Elsewhere, and without Triton, this is torch's own.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FUSED = find_spec("triton") is not None
+from reshift.nets.kernels import run_on
 
 
 class GroupNorm(nn.GroupNorm):
@@ -23,7 +22,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor, offset: Tensor | None = None) -> Tensor:  # noqa: A002 (nn.Module's own name)
         """``(B, C, H, W)``, to which ``offset``, ``(B, C)`` or ``(1, C)``, is first added → the same shape, fused also type."""
-        if FUSED and input.is_cuda:
+        if run_on(input):
             return fused(input, self, offset)
         y = super().forward(input if offset is None else input + offset[:, :, None, None])
         return F.silu(y) if self.act else y

@@ -4,16 +4,14 @@ torch writes four whole maps and their indices for this, and reads them again on
 where the batch spans processes, it is torch's own, with ReLU last: it commutes with the maximum, and has a quarter to do there.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from reshift.nets.kernels import run_on
 from reshift.nets.norm import BatchNorm
-
-FUSED = find_spec("triton") is not None
 
 
 class NormPool(BatchNorm):
@@ -24,7 +22,7 @@ class NormPool(BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
         """``(B, C, H, W)`` → ``(B, C, H // 2, W // 2)``."""
-        if FUSED and input.is_cuda and self.fusible(input):
+        if run_on(input) and self.fusible(input):
             return fused(input, self)
         return F.relu(F.max_pool2d(super().forward(input), 2))
 

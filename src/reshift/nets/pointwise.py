@@ -1,6 +1,11 @@
 """The 1×1 convolution as what it is, a product of matrices: on a GPU one kernel, where cuDNN's adds the bias in another."""
 
+from functools import lru_cache
+from typing import Any
+
+import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional as F
 
 
@@ -18,5 +23,28 @@ class Pointwise(nn.Conv2d):
 def product(x: Tensor, layer: Pointwise) -> Tensor:
     """Apply ``layer`` as a matrix to every position; of a channels-last tensor nothing is copied."""
     b, c, h, w = x.shape
-    y = F.linear(x.permute(0, 2, 3, 1).reshape(b * h * w, c), layer.weight.flatten(1), layer.bias)
+    rows, weight, bias = x.permute(0, 2, 3, 1).reshape(b * h * w, c), layer.weight.flatten(1), layer.bias
+    half = rows.dtype == weight.dtype == torch.bfloat16
+    y: Tensor = _Linear.apply(rows, weight, bias) if half else F.linear(rows, weight, bias)  # type: ignore[no-untyped-call]
     return y.view(b, h, w, -1).permute(0, 3, 1, 2)
+
+
+class _Linear(Function):
+    """``F.linear``, but for the bias' gradient: of few columns a GPU has a product with ones sooner than a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        dx, dw, db = ctx.needs_input_grad
+        sums = _ones(len(dy), dy.dtype, dy.device).mm(dy)[0] if db else None
+        return dy @ weight if dx else None, dy.t() @ x if dw else None, sums
+
+
+@lru_cache(maxsize=32)
+def _ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(1, count, dtype=dtype, device=device)

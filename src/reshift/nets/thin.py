@@ -4,13 +4,13 @@ cuDNN has no kernels for them that keep channels last, so it copies the wide sid
 these have kernels of their own (thin_triton.py); elsewhere, in float32 and for colour, they are torch's.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-FUSED = find_spec("triton") is not None
+from reshift.nets.kernels import run_on
+
 WIDEST = 128  # channels of the wide side that a program can hold
 HALF = (torch.bfloat16, torch.float16)
 
@@ -20,7 +20,7 @@ class ThinConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
         """``(B, c_in, H, W)`` → ``(B, c_out, h, w)``."""
-        if FUSED and input.is_cuda and self.weight.dtype in HALF and fits(self):
+        if run_on(input) and self.weight.dtype in HALF and fits(self):
             return fused(input, self)
         return super().forward(input)
 
@@ -30,7 +30,7 @@ class ThinConvTranspose2d(nn.ConvTranspose2d):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 (nn.Module's own name)
         """``(B, c_in, h, w)`` → ``(B, c_out, H, W)``."""
-        if FUSED and input.is_cuda and self.weight.dtype in HALF and output_size is None and fits(self):
+        if run_on(input) and self.weight.dtype in HALF and output_size is None and fits(self):
             return fused(input, self)
         return super().forward(input, output_size)
 

@@ -46,21 +46,27 @@ def _widen(
 def _narrow(
     z, weight, out, total, H, W, h, w, c, s: tl.constexpr, p: tl.constexpr, k: tl.constexpr, P: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """out[y, x] = Σ z[i, j, :]·weight[:, a, e] over all that belong to (y, x)."""
+    """out[y, x] = Σ z[i, j, :]·weight[:, a, e] over all that belong to (y, x).
+
+    A program takes pixels that are whole steps apart, since those have the same a and e; there are s·s kinds of them.
+    """
     at, channel = tl.program_id(0) * P + tl.arange(0, P), tl.arange(0, C)
-    image, y, x = _position(at, H, W)
+    first_y, first_x = tl.program_id(1) // s, tl.program_id(1) % s
+    image, i, j = _position(at, (H + s - 1) // s, (W + s - 1) // s)
+    y, x = i * s + first_y, j * s + first_x
+    first_a, first_e = (first_y + p) % s, (first_x + p) % s
     value = tl.zeros((P, C), tl.float32)
-    for a in tl.static_range(k):
-        for e in tl.static_range(k):
-            row, column = y + (p - a), x + (p - e)
-            inside = (at < total) & (row >= 0) & (row < h * s) & (row % s == 0)
-            inside &= (column >= 0) & (column < w * s) & (column % s == 0)
-            where = (image * h + row // s) * w + column // s
+    for m in tl.static_range((k + s - 1) // s):
+        for n in tl.static_range((k + s - 1) // s):
+            a, e = first_a + m * s, first_e + n * s
+            row, column = (y + p - a) // s, (x + p - e) // s  # whole numbers; below 0 only where y + p < a
+            inside = (at < total) & (a < k) & (e < k) & (y + p >= a) & (row < h) & (x + p >= e) & (column < w)
+            where = (image * h + row) * w + column
             part = tl.load(z + where[:, None] * c + channel[None, :], inside[:, None] & (channel < c)[None, :], 0.0)
-            value += (
-                part.to(tl.float32) * tl.load(weight + channel * (k * k) + a * k + e, channel < c, 0.0).to(tl.float32)[None, :]
-            )
-    tl.store(out + at, tl.sum(value, 1).to(out.dtype.element_ty), at < total)
+            factor = tl.load(weight + channel * (k * k) + a * k + e, (channel < c) & (a < k) & (e < k), 0.0)
+            value += part.to(tl.float32) * factor.to(tl.float32)[None, :]
+    known = (at < total) & (y < H) & (x < W)
+    tl.store(out + (image * H + y) * W + x, tl.sum(value, 1).to(out.dtype.element_ty), known)
 
 
 @triton.jit
@@ -104,8 +110,8 @@ def narrow(z: Tensor, weight: Tensor, s: int, p: int, H: int, W: int) -> Tensor:
     """``(B, c, h, w)``, channels last → ``(B, 1, H, W)``."""
     b, _, h, w = z.shape
     out = torch.empty(b, 1, H, W, dtype=z.dtype, device=z.device)
-    sizes, total = _sizes(weight, s, p), b * H * W
-    _narrow[(triton.cdiv(total, sizes["P"]),)](z, weight, out, total, H, W, h, w, **sizes)
+    sizes, total = _sizes(weight, s, p), b * triton.cdiv(H, s) * triton.cdiv(W, s)
+    _narrow[(triton.cdiv(total, sizes["P"]), s * s)](z, weight, out, total, H, W, h, w, **sizes)
     return out
 
 
