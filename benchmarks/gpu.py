@@ -3,7 +3,8 @@
     python benchmarks/gpu.py [--only training inference …] [--out rows.json] [--quick]
 
 One process, one table; every figure is a median. "Plain PyTorch" is our own network without our own kernels, float32, NCHW,
-launched kernel by kernel, and for inference the loop over masks as Algorithm 2 prints it. Networks are untrained: that changes no running time.
+launched kernel by kernel, and for inference the loop over masks as Algorithm 2 prints it. Networks are untrained: that changes
+no running time.
 """
 
 import io
