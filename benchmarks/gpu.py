@@ -94,7 +94,7 @@ def training(bench: Bench) -> None:
             seconds = sorted(1e3 * block for block in blocks[1:])  # the first warms up
             found[kind] = seconds[len(seconds) // 2]
             label = f"{name}, batch {BATCH}: {kind}"
-            bench.table.add("training", label, found[kind], "ms a step", seconds[0], seconds[-1])
+            bench.table.add("training", label, found[kind], "ms a step", seconds[-1], seconds[0])
         bench.table.add("training", f"{name}: ours", found[PLAIN] / found["ours"], "× plain PyTorch")
 
 
