@@ -1,6 +1,6 @@
 """Draw how time and memory grow, from the rows that ``gpu.py --out`` wrote.
 
-    python benchmarks/draw.py rows.json docs/figures/growth      (.png and .pdf)
+python benchmarks/draw.py rows.json docs/figures/growth      (.png and .pdf)
 """
 
 import json

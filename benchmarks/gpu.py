@@ -9,8 +9,8 @@ no running time.
 
 import io
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from agreement import agreement, torch_kernels
 from inference_cpu import network, plain
 from measure import Bench, arguments, exponent, finish, measure, peak_mib, timed
 from reshift import methods
 from reshift.bundle import Bundle, build
 from reshift.config import Config
 from reshift.methods.dmd import DMD
-from reshift.nets import kernels
 from reshift.nets.unet import UNet
 from reshift.pipeline import resolve
 from reshift.predict import Model
@@ -40,16 +40,6 @@ CHAINS = {"model": {"stride": 5}}  # image-space diffusion: every fifth step
 CHAINED = ("ddpm", "anoddpm", "autoddpm", "thor-gaussian", "thor-simplex", "diffuse")
 PLAIN = "plain PyTorch, float32"
 GRIDS = {16: (4, 4), 49: (4, 2), 169: (4, 1), 256: (1, 1)}  # masks on the 16×16 grid: (side, stride)
-
-
-@contextmanager
-def torch_kernels() -> Iterator[None]:
-    """Without our own."""
-    before, kernels.ENABLED = kernels.ENABLED, False
-    try:
-        yield
-    finally:
-        kernels.ENABLED = before
 
 
 def loaded(detector: Any, config: Config, device: torch.device) -> Model:
@@ -254,7 +244,7 @@ def _grow(bench: Bench, what: str, values: list[Any], work: Callable[[Any], Call
     bench.table.add("growth", f"seconds against {what}", exponent(values, seconds), "exponent")
 
 
-SECTIONS = {f.__name__: f for f in (training, denoiser, inference, every_method, growth)}
+SECTIONS = {f.__name__: f for f in (agreement, training, denoiser, inference, every_method, growth)}
 
 
 def main() -> None:

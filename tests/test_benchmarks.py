@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import agreement
 import gpu
 import recipe
 import speed
@@ -32,7 +33,7 @@ def test_training_and_inference_are_those_of_dmd() -> None:
 
 def test_our_own_kernels_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "ENABLED", True)
-    with gpu.torch_kernels():
+    with agreement.torch_kernels():
         assert not kernels.ENABLED
     assert kernels.ENABLED
 
@@ -59,3 +60,13 @@ def test_seconds_of_a_stage_are_those_since_the_stage_before(tmp_path: Path) -> 
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps({"stage": stage, "seconds": seconds}) + "\n" for stage, seconds in times))
     assert recipe.seconds_by_stage(log) == {"autoencoder": 4.0, "restoration": 5.0}
+
+
+def test_layers_in_half_precision_are_near_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "BATCH", 2)
+    table = Table()
+    agreement.agreement(Bench(table, CPU, True))
+    assert len(table.rows) == 2 * len(agreement.LAYERS)
+    assert all(0.0 < row.value < 0.03 for row in table.rows)
+    exact = [torch.tensor([1.0, -4.0]), torch.tensor([2.0])]
+    assert agreement.worst([torch.tensor([1.0, -3.0]), torch.tensor([2.0])], exact) == pytest.approx(0.2)

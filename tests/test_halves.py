@@ -103,3 +103,13 @@ def test_a_whole_training_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: py
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     assert any(value.dtype == torch.float32 for value in weights[0].values())
     assert not any(value.dtype == torch.bfloat16 for value in weights[0].values())
+
+
+def test_a_network_without_such_layers_has_nothing_to_halve() -> None:
+    norm = nn.GroupNorm(1, 2)
+    halves = Halves(norm)
+    with halves.in_use():
+        norm(torch.randn(1, 2, 3, 3)).sum().backward()
+    halves.give_back()
+    assert norm.weight.grad is not None
+    assert norm.weight.dtype == torch.float32

@@ -32,8 +32,7 @@ class Halves:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the layers compute with fresh copies."""
-        with torch.no_grad():
-            torch._foreach_copy_(self.half, list[Tensor](self.whole))  # what torch's own optimisers are built on
+        _copy(self.half, list[Tensor](self.whole))
         self._put(self.half)
         try:
             yield
@@ -44,11 +43,17 @@ class Halves:
         """Hand the copies' gradients to the weights, in their own type."""
         known = [(whole, half, half.grad) for whole, half in zip(self.whole, self.half, strict=True) if half.grad is not None]
         grads = [torch.empty_like(whole) for whole, *_ in known]
-        with torch.no_grad():
-            torch._foreach_copy_(grads, [grad for *_, grad in known])
+        _copy(grads, [grad for *_, grad in known])
         for (whole, half, _), grad in zip(known, grads, strict=True):
             whole.grad, half.grad = grad, None
 
     def _put(self, tensors: Sequence[Tensor]) -> None:
         for (layer, name), tensor in zip(self.places, tensors, strict=True):
             layer._parameters[name] = tensor  # type: ignore[assignment]  # noqa: SLF001
+
+
+@torch.no_grad()
+def _copy(to: list[Tensor], values: list[Tensor]) -> None:
+    """All at once, by what torch's own optimisers are built on; of a network without such layers there is nothing to copy."""
+    if to:
+        torch._foreach_copy_(to, values)

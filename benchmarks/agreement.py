@@ -1,0 +1,74 @@
+"""How far our GPU kernels, and torch's in bf16, are from float32: outputs and all gradients. A section of gpu.py."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from measure import Bench
+from reshift.halves import Halves
+from reshift.nets import kernels
+from reshift.nets.groupnorm import GroupNorm
+from reshift.nets.norm_pool import NormPool
+from reshift.nets.pointwise import Pointwise
+from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
+from reshift.nets.unet import Attention
+from reshift.runtime import to_device
+from speed import BATCH
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "GroupNorm, SiLU": (lambda: GroupNorm(32, 128), (128, 16, 16)),
+    "BatchNorm, ReLU, pooling": (lambda: NormPool(32), (32, 64, 64)),
+    "attention": (lambda: Attention(192, 4), (192, 8, 8)),
+    "1×1 convolution": (lambda: Pointwise(192, 256), (192, 8, 8)),
+    "convolution from one channel": (lambda: ThinConv2d(1, 32, 3, padding=1, bias=False), (1, 128, 128)),
+    "convolution to one channel": (lambda: ThinConvTranspose2d(32, 1, 4, 2, 1), (32, 64, 64)),
+}
+
+
+@contextmanager
+def torch_kernels() -> Iterator[None]:
+    """Without our own."""
+    before, kernels.ENABLED = kernels.ENABLED, False
+    try:
+        yield
+    finally:
+        kernels.ENABLED = before
+
+
+def outcome(layer: nn.Module, x: Tensor, *, half: bool) -> list[Tensor]:
+    """Output and gradients, in float32; in half precision as training computes them."""
+    given = x.to(torch.bfloat16 if half else torch.float32, copy=True).requires_grad_()
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=half), Halves(layer).in_use() if half else nullcontext():
+        y: Tensor = layer(given, given) if isinstance(layer, Attention) else layer(given)
+        learned = list(layer.parameters())
+    back = torch.linspace(-0.5, 1.0, y.numel(), device=y.device).view_as(y).to(y.dtype)
+    return [value.float() for value in (y, *torch.autograd.grad(y, [given, *learned], back))]
+
+
+def worst(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The mean difference as a share of the mean value, of the tensor where it is largest.
+
+    Not the largest difference: where two pixels of a pooling window are alike in bf16, its gradient goes to either.
+    """
+    pairs = [(a.detach(), b.detach()) for a, b in zip(found, exact, strict=True)]
+    return max(float((a - b).abs().mean() / b.abs().mean().clamp(min=1e-12)) for a, b in pairs)
+
+
+def agreement(bench: Bench) -> None:
+    """Every layer that has kernels of its own, on the input that it has in DMD."""
+    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    for name, (make, shape) in LAYERS.items():
+        torch.manual_seed(0)
+        layer = to_device(make(), bench.device)
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        x = torch.randn(BATCH, *shape, device=bench.device).bfloat16().float().contiguous(memory_format=torch.channels_last)
+        with torch_kernels():
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+            exact = outcome(layer, x, half=False)
+            torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
+            theirs = outcome(layer, x, half=True)
+        bench.table.add("agreement", f"{name}: ours", worst(outcome(layer, x, half=True), exact), "off float32")
+        bench.table.add("agreement", f"{name}: torch's in bf16", worst(theirs, exact), "off float32")
