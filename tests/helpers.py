@@ -1,13 +1,16 @@
 """What several tests need: small pictures, a way to run the command line, and what a refusal looks like."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -126,3 +129,11 @@ def run_process(*args: object, largest_file: int | None = None) -> Outcome:
     process = start(*args, prelude=limit)
     out, err = process.communicate(timeout=120)
     return Outcome(process.returncode, out, err)
+
+
+def interpret(module: str, check: str) -> None:
+    """Run a function of a test module where Triton interprets its kernels, which it decides when it is imported."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed (it comes with torch for CUDA)")
+    code = f"import sys; sys.path.insert(0, 'tests'); import {module}; {module}.{check}()"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})

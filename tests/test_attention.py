@@ -1,14 +1,10 @@
 """Attention over few positions: torch's own on the CPU; the fused kernels, interpreted, wherever Triton is installed."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch import Tensor
 
+from helpers import interpret
 from reshift.nets.attention import LARGEST, attend, fits, fused, plain
 from reshift.nets.unet import Attention
 
@@ -83,8 +79,6 @@ def compare_in_half_precision() -> None:
     compare(torch.float16, 4e-3)  # not bf16, of which Triton's interpreter multiplies the bits
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with torch for CUDA)")
 @pytest.mark.parametrize("check", ["compare_in_float32", "compare_in_half_precision"])
 def test_fused_kernels_agree_with_torch(check: str) -> None:
-    code = f"import sys; sys.path.insert(0, 'tests'); import test_attention; test_attention.{check}()"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    interpret("test_attention", check)

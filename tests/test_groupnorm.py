@@ -1,15 +1,12 @@
 """GroupNorm with SiLU: torch's own on the CPU; the fused kernels, interpreted, wherever Triton is installed."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from itertools import product
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from helpers import interpret
 from reshift.nets.groupnorm import GroupNorm, fused
 
 SHAPES = [  # the last two are too large for one program to hold a group
@@ -64,7 +61,6 @@ def check_tiles() -> None:
         assert form["R"] * form["J"] * form["K"] <= LARGEST
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with torch for CUDA)")
-def test_fused_kernels_agree_with_torch() -> None:
-    code = "import sys; sys.path.insert(0, 'tests'); import test_groupnorm as t; t.compare_with_torch(); t.check_tiles()"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+@pytest.mark.parametrize("check", ["compare_with_torch", "check_tiles"])
+def test_fused_kernels_agree_with_torch(check: str) -> None:
+    interpret("test_groupnorm", check)

@@ -1,9 +1,5 @@
 """BatchNorm, ReLU, max-pooling: torch's own on the CPU; the fused kernels, interpreted, wherever Triton is installed."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -11,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from helpers import interpret
 from reshift.nets.classifier import Classifier
 from reshift.nets.norm import BatchNorm
 from reshift.nets.norm_pool import NormPool, fused
@@ -126,8 +123,6 @@ def keeps_digits_and_nan() -> None:
         assert int(found.sum()) == int(found[:, 1].sum()) == spoilt
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with torch for CUDA)")
 @pytest.mark.parametrize("check", ["compare_in_float32", "compare_in_bf16", "keeps_digits_and_nan"])
 def test_fused_kernels_agree_with_torch(check: str) -> None:
-    code = f"import sys; sys.path.insert(0, 'tests'); import test_norm_pool; test_norm_pool.{check}()"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    interpret("test_norm_pool", check)

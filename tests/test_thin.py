@@ -1,14 +1,10 @@
 """Convolutions that begin or end in one channel: torch's own on the CPU; the kernels, interpreted, where Triton is."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers import interpret
 from reshift.nets.classifier import Classifier
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d, fits, fused
 from reshift.nets.vqvae import VQVAE
@@ -85,8 +81,6 @@ def compare_in_half_precision() -> None:
     compare(torch.float16, 2e-2)  # not bf16, of which Triton's interpreter multiplies the bits
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with torch for CUDA)")
 @pytest.mark.parametrize("check", ["compare_in_float32", "compare_in_half_precision"])
 def test_kernels_agree_with_torch(check: str) -> None:
-    code = f"import sys; sys.path.insert(0, 'tests'); import test_thin; test_thin.{check}()"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    interpret("test_thin", check)
