@@ -16,7 +16,7 @@ from reshift.config import Config, DataConfig
 from reshift.methods.reshift import Reshift
 from reshift.methods.reshift_settings import ReshiftSettings
 from reshift.predict import Model
-from reshift.runtime import Recording, Replays
+from reshift.runtime import Recording, Replays, at
 from test_fast_inference import make
 
 
@@ -157,3 +157,12 @@ def test_a_fold_left_out_has_a_recording_of_its_own() -> None:
         for without in (None, 0, 1):
             assert replayed.run(pictures(2), without)[0] == plain.run(pictures(2), without)[0]
     assert [tape.replays for tape in taped.tapes] == [2, 2, 2]
+
+
+def test_work_goes_to_the_gpu_where_the_tensors_are() -> None:
+    """There is none here; what is entered says which it would be."""
+    second = at(torch.device("cuda:1"))
+    assert isinstance(second, torch.cuda.device)
+    assert second.idx == 1
+    with at(torch.device("cpu")):  # nothing to do
+        assert torch.zeros(1).device.type == "cpu"

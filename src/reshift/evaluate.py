@@ -117,8 +117,7 @@ def normative_indices(model: Model, training: Sequence[Case]) -> "NormativeIndic
 
 def _restore(model: Model, indices: "NormativeIndices", item: Evaluated) -> None:
     x = torch.from_numpy(item.pixels[None]).to(model.device)
-    with torch.inference_mode():
-        restored = model.detector.pseudo_healthy(x)
+    restored = model.restored(x)
     if item.case.label == 0:
         indices.add_normal(x, restored)
     else:

@@ -21,7 +21,7 @@ from reshift.data.source import Source, check_images, folds
 from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
 from reshift.predict import Model, NormalScores, check_consensus, normal_scores
-from reshift.runtime import meet, pick_device, precision, processes
+from reshift.runtime import at, meet, pick_device, precision, processes
 from reshift.train import CHECKPOINT, as_module, fit
 from reshift.write import atomic_json, sweep, writable_folder
 
@@ -168,7 +168,7 @@ def _settle(model: Model, parts: Sequence[Unseen]) -> None:
     if settle is None:
         return
     settings = model.bundle.config.data
-    with torch.inference_mode(), precision(model.device, "auto"):
+    with at(model.device), torch.inference_mode(), precision(model.device, "auto"):
         settle((x, fold) for cases, fold in parts for x in Source(cases, settings, model.device).batches())
 
 

@@ -26,7 +26,7 @@ from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
 from reshift.nets.features import FeatureNet, efficientnet_lite0
 from reshift.progress import progress
-from reshift.runtime import Replays, pick_device, scoring, to_device, upload
+from reshift.runtime import Replays, at, pick_device, scoring, to_device, upload
 
 ALONE = "a picture by itself may be flagged too often"
 GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
@@ -115,7 +115,7 @@ class Model:
     def run(self, pixels: NDArray[np.float32], without: int | None = None) -> tuple[list[float], NDArray[np.float32]]:
         """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps; ``without`` what has seen this fold, if a method can."""
         predict = self.detector.predict if without is None else partial(self.detector.predict, without=without)
-        with torch.inference_mode(), scoring(self.device, self.detector):
+        with at(self.device), torch.inference_mode(), scoring(self.device, self.detector):
             x = upload(pixels, self.device)
             key = (x.shape, without, torch.is_autocast_enabled(self.device.type))
             prediction = predict(x) if self.replays is None else self.replays(key, predict, x)
@@ -124,7 +124,7 @@ class Model:
 
     def scores_of(self, maps: NDArray[np.float32]) -> list[float]:
         """The scores that belong to ``(n, S, S)`` maps, of a method whose score follows from its map."""
-        with torch.inference_mode():
+        with at(self.device), torch.inference_mode():
             parts = [self.detector.score_of(part) for part in upload(maps, self.device).split(self.batch)]
         return [score for part in parts for score in part.double().cpu().tolist()]
 
@@ -133,9 +133,15 @@ class Model:
         embed = getattr(self.detector, "features", None)
         if embed is None:
             return None
-        with torch.inference_mode():
+        with at(self.device), torch.inference_mode():
             found = embed(upload(pixels, self.device))
         return None if found is None else np.asarray(found.float().cpu().numpy())
+
+    def restored(self, x: torch.Tensor) -> torch.Tensor:
+        """Pseudo-healthy versions of images that are on the model's device."""
+        with at(self.device), torch.inference_mode():
+            found: torch.Tensor = self.detector.pseudo_healthy(x)
+        return found
 
     def result(self, seen: Looked) -> Result:
         """The answer on the image's own pixels, with what the calibration says of it."""

@@ -37,6 +37,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def at(device: torch.device) -> AbstractContextManager[object]:
+    """Make ``device`` the one this thread works on: kernels of our own, streams and graphs go there, wherever tensors lie."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def half_precision(device: torch.device, amp: str) -> bool:
     """Whether to compute in bf16: where asked for or, ``auto``, on a GPU."""
     return amp != "off" and (amp != "auto" or device.type == "cuda")

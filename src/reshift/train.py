@@ -24,7 +24,7 @@ from reshift.methods.detector import Detector, Stage, Step
 from reshift.optimise import Trained, adamw, learning_rate, one_step, set_rate
 from reshift.progress import progress
 from reshift.runlog import RunLog
-from reshift.runtime import Place, Recorder, half_precision, to_device
+from reshift.runtime import Place, Recorder, at, half_precision, to_device
 from reshift.stagecache import Identity, cache_folder, identity, load_stage, save_stage
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -48,6 +48,11 @@ def fit(detector: Detector, source: Source, config: Config, folder: Path, place:
     The result does not depend on interruptions: on the CPU it is the same to the bit. ``data`` is the fingerprint of the
     images; with it, stages that another run has trained are taken from the cache, and their seconds counted.
     """
+    with at(source.device):
+        return _fit(detector, source, config, folder, place, data)
+
+
+def _fit(detector: Detector, source: Source, config: Config, folder: Path, place: Place, data: str) -> float:
     module = to_device(as_module(detector), source.device)
     batch = batch_size(config.train.batch, len(source), place.world)
     tensors, position = load_checkpoint(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else ({}, Position())
