@@ -131,9 +131,9 @@ def run_process(*args: object, largest_file: int | None = None) -> Outcome:
     return Outcome(process.returncode, out, err)
 
 
-def interpret(module: str, check: str) -> None:
-    """Run a function of a test module where Triton interprets its kernels, which it decides when it is imported."""
+def interpret(module: str, call: str) -> None:
+    """Call a function of a test module where Triton interprets its kernels, which it decides when it is imported."""
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed (it comes with torch for CUDA)")
-    code = f"import sys; sys.path.insert(0, 'tests'); import {module}; {module}.{check}()"
+    code = f"import sys; sys.path.insert(0, 'tests'); import torch; import {module} as t; t.{call}"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})

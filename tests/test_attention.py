@@ -71,14 +71,6 @@ def compare(dtype: torch.dtype, tolerance: float) -> None:
             torch.testing.assert_close(found.float(), value, atol=tolerance, rtol=tolerance)
 
 
-def compare_in_float32() -> None:
-    compare(torch.float32, 1e-5)
-
-
-def compare_in_half_precision() -> None:
-    compare(torch.float16, 4e-3)  # not bf16, of which Triton's interpreter multiplies the bits
-
-
-@pytest.mark.parametrize("check", ["compare_in_float32", "compare_in_half_precision"])
-def test_fused_kernels_agree_with_torch(check: str) -> None:
-    interpret("test_attention", check)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 4e-3)])
+def test_fused_kernels_agree_with_torch(dtype: str, tolerance: float) -> None:
+    interpret("test_attention", f"compare(torch.{dtype}, {tolerance})")  # not bf16, of which the interpreter multiplies the bits

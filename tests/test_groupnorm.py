@@ -63,4 +63,4 @@ def check_tiles() -> None:
 
 @pytest.mark.parametrize("check", ["compare_with_torch", "check_tiles"])
 def test_fused_kernels_agree_with_torch(check: str) -> None:
-    interpret("test_groupnorm", check)
+    interpret("test_groupnorm", f"{check}()")

@@ -66,4 +66,4 @@ def the_trial_doubles() -> None:
 
 
 def test_the_trial_kernel_doubles() -> None:
-    interpret("test_kernels", "the_trial_doubles")
+    interpret("test_kernels", "the_trial_doubles()")

@@ -125,4 +125,4 @@ def keeps_digits_and_nan() -> None:
 
 @pytest.mark.parametrize("check", ["compare_in_float32", "compare_in_bf16", "keeps_digits_and_nan"])
 def test_fused_kernels_agree_with_torch(check: str) -> None:
-    interpret("test_norm_pool", check)
+    interpret("test_norm_pool", f"{check}()")

@@ -24,6 +24,6 @@ def compile_on(device: torch.device) -> bool:
         worked = doubled(1.0, device) == 2.0
     except Exception as err:  # whatever it is, torch's own kernels remain
         lines = str(err).strip().splitlines() or [type(err).__name__]
-        warnings.warn(f"our GPU kernels cannot be compiled here ({lines[0]}); torch's own take up to twice as long", stacklevel=2)
+        warnings.warn(f"our GPU kernels cannot be compiled here ({lines[0]}); torch's own run, which are slower", stacklevel=2)
         return False
     return worked
