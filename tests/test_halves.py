@@ -66,9 +66,10 @@ def test_gradients_are_those_of_autocast_to_the_bit() -> None:
 
 def test_copies_follow_the_weights() -> None:
     net, x = Net(), torch.randn(1, 1, 8, 8)
-    halves = Halves(net)
     with torch.no_grad():
         net.frozen.weight.mul_(3.0)
+    halves = Halves(net)
+    with torch.no_grad():
         net.conv.bias.fill_(1.0)  # type: ignore[union-attr]
     plain, found = gradients(net, x, None), gradients(net, x, halves)
     assert all(torch.equal(found[name], plain[name]) for name in plain)

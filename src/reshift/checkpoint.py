@@ -55,3 +55,7 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, index: int, tensors: dic
             _, _, parameter, moment = name.split(".")
             state.setdefault(int(parameter), {})[moment] = value
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    for weight, moments in optimiser.state.items():  # in the file they are row by row; on a GPU weights are channels-last
+        for name, value in moments.items():
+            if value.shape == weight.shape and value.stride() != weight.stride():
+                moments[name] = torch.empty_like(weight).copy_(value)

@@ -12,15 +12,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from reshift.nets.bias import BiasConv2d
 from reshift.nets.pointwise import Pointwise
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 
 # Not whatever derives from them: such a layer may compute with its weight.
-LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, Pointwise, ThinConv2d, ThinConvTranspose2d)
+LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, BiasConv2d, Pointwise, ThinConv2d, ThinConvTranspose2d)
 
 
 class Halves:
-    """The copies for the layers of ``module``; those of trained weights take part in the gradient."""
+    """The copies for the layers of ``module``; those of trained weights take part in the gradient.
+
+    Frozen weights are copied once. Trained ones are copied for every step, unless their optimiser does it (``kept``).
+    """
 
     def __init__(self, module: nn.Module) -> None:
         layers = [layer for layer in module.modules() if type(layer) in LAYERS]
@@ -28,11 +32,28 @@ class Halves:
         self.places = [(layer, name) for layer, name, _ in found]
         self.whole = [p for *_, p in found]
         self.half = [p.detach().to(torch.bfloat16).requires_grad_(p.requires_grad) for p in self.whole]
+        self.by_weight = {id(p): half for p, half in zip(self.whole, self.half, strict=True)}
+        self.kept = False
+        self.versions = [p._version for p in self.whole]  # noqa: SLF001 (torch's count of changes in place)
+
+    def of(self, weight: nn.Parameter) -> Tensor | None:
+        """The copy of a weight, if it has one."""
+        return self.by_weight.get(id(weight))
+
+    def follow(self) -> None:
+        """Copy what others than the keeping optimiser have changed since the last time, such as a method between two steps."""
+        if not self.kept:
+            return
+        versions = [p._version for p in self.whole]  # noqa: SLF001
+        changed = [i for i, (old, new) in enumerate(zip(self.versions, versions, strict=True)) if old != new]
+        _copy([self.half[i] for i in changed], [self.whole[i] for i in changed])
+        self.versions = versions
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the layers compute with fresh copies."""
-        _copy(self.half, list[Tensor](self.whole))
+        if not self.kept:
+            _copy([half for half in self.half if half.requires_grad], [p for p in self.whole if p.requires_grad])
         self._put(self.half)
         try:
             yield

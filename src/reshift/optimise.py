@@ -9,18 +9,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from reshift.adamw import FusedAdamW
 from reshift.config import TrainConfig
 from reshift.halves import Halves
 from reshift.methods.detector import Objective, Step
+from reshift.nets.kernels import run_on
 from reshift.runtime import precision
 
 
 class Trained(NamedTuple):
-    """An objective, the optimiser that follows it, and the weights that it computes with where those are bf16."""
+    """An objective, its optimiser, the weights that it computes with where those are bf16, and who steps where torch does not."""
 
     objective: Objective
     optimiser: torch.optim.Optimizer
     halves: Halves | None = None
+    fused: FusedAdamW | None = None
+
+
+def optimisers(
+    objectives: Sequence[Objective], halves: Halves | None, config: TrainConfig, device: torch.device
+) -> list[Trained]:
+    """One AdamW per objective; by our own kernels where they run and no other process has a share in the gradients."""
+    alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+    fuse = alone and run_on(torch.empty(0, device=device))
+    if halves:
+        halves.kept = fuse
+    made = [(objective, adamw(objective, config, gpu=device.type == "cuda")) for objective in objectives]
+    return [Trained(objective, each, halves, FusedAdamW(each, halves) if fuse else None) for objective, each in made]
 
 
 def adamw(objective: Objective, config: TrainConfig, *, gpu: bool) -> torch.optim.Optimizer:
@@ -42,12 +57,12 @@ def learning_rate(config: TrainConfig, total: int, step: int) -> float:
 
 def set_rate(due: Sequence[Trained], lr: float) -> None:
     """Give every optimiser its learning rate for the next step."""
-    for objective, optimiser, _ in due:
-        for group in optimiser.param_groups:
+    for each in due:
+        for group in each.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr * objective.rate)
+                group["lr"].fill_(lr * each.objective.rate)
             else:
-                group["lr"] = lr * objective.rate
+                group["lr"] = lr * each.objective.rate
 
 
 def _parameters(objective: Objective) -> list[nn.Parameter]:
@@ -57,20 +72,27 @@ def _parameters(objective: Objective) -> list[nn.Parameter]:
 def one_step(due: Sequence[Trained], x: Tensor, step: Step, config: TrainConfig) -> dict[str, Tensor]:
     """One step of every objective that is due."""
     logs: dict[str, Tensor] = {}
-    for objective, optimiser, halves in due:
-        optimiser.zero_grad(set_to_none=True)
-        with precision(x.device, config.amp), halves.in_use() if halves else nullcontext():
-            losses = objective.loss(x, step)
+    for each in due:
+        each.optimiser.zero_grad(set_to_none=True)
+        with precision(x.device, config.amp), each.halves.in_use() if each.halves else nullcontext():
+            losses = each.objective.loss(x, step)
         losses["loss"].backward()
-        if halves:
-            halves.give_back()
-        parameters = _parameters(objective)
-        _average_gradients(parameters, step.world)
+        norm = each.fused.step(config.clip) if each.fused else _step(each, step.world, config.clip)
         if config.clip:
-            logs["gradient"] = nn.utils.clip_grad_norm_(parameters, config.clip)
-        optimiser.step()
+            logs["gradient"] = norm
         logs |= {name: value.detach() for name, value in losses.items()}
     return logs
+
+
+def _step(each: Trained, world: int, clip: float) -> Tensor:
+    """Clip and apply by torch's own means; returns the norm of the gradients, if they are clipped."""
+    if each.halves:
+        each.halves.give_back()
+    parameters = _parameters(each.objective)
+    _average_gradients(parameters, world)
+    norm = nn.utils.clip_grad_norm_(parameters, clip) if clip else torch.zeros(())
+    each.optimiser.step()
+    return norm
 
 
 def _average_gradients(parameters: Sequence[nn.Parameter], world: int) -> None:

@@ -21,7 +21,7 @@ from reshift.data.source import Source, folds
 from reshift.errors import Stopped, UserError
 from reshift.halves import Halves
 from reshift.methods.detector import Detector, Stage, Step
-from reshift.optimise import Trained, adamw, learning_rate, one_step, set_rate
+from reshift.optimise import Trained, learning_rate, one_step, optimisers, set_rate
 from reshift.progress import progress
 from reshift.runlog import RunLog
 from reshift.runtime import Place, Recorder, at, half_precision, to_device
@@ -90,9 +90,11 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
             due = tuple(pair for pair in trained if index % pair.objective.every == 0)
             set_rate(due, lr(index))
             logs = recorder(due, partial(one_step, due, step=step, config=config), images)
-            for objective, *_ in due:
-                if objective.after is not None:
-                    objective.after(step)
+            for each in due:
+                if each.objective.after is not None:
+                    each.objective.after(step)
+                    if each.halves:
+                        each.halves.follow()
             stop = _agree(stopped.is_set(), index, run)
             save = stop or _agree(time.monotonic() - saved >= config.checkpoint_seconds, index, run)
             last = index + 1 == total
@@ -138,9 +140,8 @@ def _prepare(
     for objective in stage.objectives:
         for part in objective.modules:
             part.train().requires_grad_(True)
-    gpu = source.device.type == "cuda"
     halves = Halves(module) if half_precision(source.device, config.amp) else None
-    return [Trained(objective, adamw(objective, config, gpu=gpu), halves) for objective in stage.objectives]
+    return optimisers(stage.objectives, halves, config, source.device)
 
 
 def _stream(run: _Run, stage: int, groups: Sequence[list[int]], first: int, total: int) -> Iterator[tuple[int, Tensor]]:

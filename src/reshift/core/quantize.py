@@ -9,8 +9,8 @@ def nearest_code(z_e: Tensor, codebook: Tensor) -> Tensor:
     """Eq. 2, left: :math:`k^*_{ij} = \\arg\\min_k \\|z_e[i,j] - e_k\\|^2`. ``(B, d_z, h, w)``, ``(K, d_z)`` → ``(B, h, w)``."""
     z = z_e.permute(0, 2, 3, 1)  # (B, h, w, d_z)
     # ‖z‖² is the same for every k, so it cannot change the argmin; leaving it out halves the work.
-    distance = codebook.square().sum(1) - 2.0 * (z @ codebook.t())  # (B, h, w, K)
-    return distance.argmin(-1)
+    distance = torch.addmm(codebook.square().sum(1), z.flatten(0, 2), codebook.t(), alpha=-2)  # (B·h·w, K)
+    return distance.argmin(1).view(z.shape[:3])
 
 
 def lookup(k: Tensor, codebook: Tensor) -> Tensor:

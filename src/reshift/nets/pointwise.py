@@ -41,8 +41,12 @@ class _Linear(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         dx, dw, db = ctx.needs_input_grad
-        sums = _ones(len(dy), dy.dtype, dy.device).mm(dy)[0] if db else None
-        return dy @ weight if dx else None, dy.t() @ x if dw else None, sums
+        return dy @ weight if dx else None, dy.t() @ x if dw else None, column_sums(dy) if db else None
+
+
+def column_sums(rows: Tensor) -> Tensor:
+    """``(n, c)`` → ``(c,)``, as a product."""
+    return _ones(len(rows), rows.dtype, rows.device).mm(rows)[0]
 
 
 @lru_cache(maxsize=32)

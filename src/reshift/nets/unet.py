@@ -2,22 +2,30 @@
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reshift.nets.attention import attend
+from reshift.nets.bias import BiasConv2d
 from reshift.nets.groupnorm import GroupNorm
 from reshift.nets.pointwise import Pointwise
+
+Convolution = TypeVar("Convolution", bound=nn.Conv2d)
 
 
 def timestep_embedding(t: Tensor, dim: int) -> Tensor:
     """Sinusoidal features of t, ``(B,)`` → ``(B, dim)``."""
-    half = dim // 2
-    frequency = torch.exp(-math.log(10_000.0) * torch.arange(half, device=t.device) / half)
-    angle = t.float()[:, None] * frequency
+    angle = t.float()[:, None] * _frequencies(dim // 2, t.device)
     return torch.cat([angle.cos(), angle.sin()], dim=1)
+
+
+@lru_cache(maxsize=32)  # four kernels in every step otherwise
+def _frequencies(count: int, device: torch.device) -> Tensor:
+    return torch.exp(-math.log(10_000.0) * torch.arange(count, device=device) / count)
 
 
 def _groups(channels: int) -> int:
@@ -35,12 +43,12 @@ class ResBlock(nn.Module):
         self.c_out = c_out
         self.first = nn.Sequential(GroupNorm(_groups(c_in), c_in), nn.Conv2d(c_in, c_out, 3, padding=1, bias=False))
         self.norm = GroupNorm(_groups(c_out), c_out)
-        self.second = _zero(nn.Conv2d(c_out, c_out, 3, padding=1, bias=c_in == c_out))
+        self.second = _zero(BiasConv2d(c_out, c_out, 3, padding=1, bias=c_in == c_out))
         self.skip = Pointwise(c_in, c_out) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor, offset: Tensor) -> Tensor:
         """``(B, c_in, h, w)``, ``(B, c_out)`` → ``(B, c_out, h, w)``."""
-        out: Tensor = self.skip(x) + self.second(self.norm(self.first(x), offset))
+        out: Tensor = self.second(self.norm(self.first(x), offset), self.skip(x))
         return out
 
 
@@ -72,7 +80,7 @@ class UNet(nn.Module):
         c_time = 4 * widths[0]
         self.embedding_dim = widths[0]
         self.time = nn.Sequential(nn.Linear(widths[0], c_time), nn.SiLU(), nn.Linear(c_time, c_time), nn.SiLU())
-        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1)
+        self.stem = BiasConv2d(channels, widths[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         skips, c = [widths[0]], widths[0]
         for level, width in enumerate(widths):
@@ -81,7 +89,7 @@ class UNet(nn.Module):
                 c = width
                 skips.append(c)
             if level + 1 < len(widths):
-                self.down.append(nn.Conv2d(c, c, 3, stride=2, padding=1))
+                self.down.append(BiasConv2d(c, c, 3, stride=2, padding=1))
                 skips.append(c)
         self.middle = nn.ModuleList([ResBlock(c, c), Attention(c, heads), ResBlock(c, c)])
         for level, width in reversed(list(enumerate(widths))):
@@ -89,11 +97,11 @@ class UNet(nn.Module):
                 self.up.append(_stack(c + skips.pop(), width, heads if level else 0))
                 c = width
             if level:
-                self.up.append(nn.Conv2d(c, c, 3, padding=1))
+                self.up.append(BiasConv2d(c, c, 3, padding=1))
         layers = [layer for part in (self.down, self.middle, self.up) for layer in part.modules()]  # in the order they run
         self.offset_widths = [layer.c_out for layer in layers if isinstance(layer, ResBlock)]
         self.offsets = nn.Linear(c_time, sum(self.offset_widths))  # one product for all blocks
-        self.head = nn.Sequential(GroupNorm(_groups(c), c), _zero(nn.Conv2d(c, channels, 3, padding=1)))
+        self.head = nn.Sequential(GroupNorm(_groups(c), c), _zero(BiasConv2d(c, channels, 3, padding=1)))
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         """``z (B, C, h, w)``, ``t (B,)`` → ε of z's shape."""
@@ -118,7 +126,7 @@ def _doubled(x: Tensor) -> Tensor:
         return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-def _zero(layer: nn.Conv2d) -> nn.Conv2d:
+def _zero(layer: Convolution) -> Convolution:
     """Start a residual branch at zero, so that a fresh network is the identity and trains from the first step."""
     nn.init.zeros_(layer.weight)
     if layer.bias is not None:

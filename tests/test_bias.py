@@ -1,0 +1,77 @@
+"""Bias and residual sum in one kernel: torch's own on the CPU, to the bit; the kernel, interpreted, where Triton is installed."""
+
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from helpers import interpret
+from reshift.nets import bias
+from reshift.nets.bias import BiasConv2d, plus
+from reshift.nets.unet import UNet
+
+
+def test_on_the_cpu_it_is_a_convolution_to_the_bit() -> None:
+    torch.manual_seed(0)
+    conv, own = nn.Conv2d(3, 5, 3, padding=1), BiasConv2d(3, 5, 3, padding=1)
+    own.load_state_dict(conv.state_dict())
+    x, other = torch.randn(2, 3, 6, 4), torch.randn(2, 5, 6, 4)
+    assert torch.equal(own(x), conv(x))
+    assert torch.equal(own(x, other), other + conv(x))
+
+
+def test_weights_do_not_know_how_they_were_computed() -> None:
+    names = [name for name, _ in UNet(4, (32, 64), 1, 2).named_parameters()]
+    assert {"stem.bias", "head.1.bias", "down.0.0.second.bias", "down.1.bias", "up.2.bias"} <= set(names)
+    assert "down.2.0.second.bias" not in names  # its skip has one
+
+
+def outcome(y: Tensor, b: Tensor | None, other: Tensor | None, back: Tensor, *, own: bool) -> list[Tensor]:
+    """The sum and all gradients, the gradient given as a part of a wider tensor."""
+    given = [t.clone().requires_grad_() for t in (y, b, other) if t is not None]
+    parts = iter(given)
+    y, b, other = next(parts), None if b is None else next(parts), None if other is None else next(parts)
+    if own:
+        out = plus(y, b, other)
+    else:
+        out = y.float() if b is None else y.float() + b.float().view(1, -1, 1, 1)
+        out = (out if other is None else out + other.float()).to(y.dtype)
+    wide = torch.cat([back, back], dim=1)[:, : back.shape[1]]
+    return [out.detach(), *torch.autograd.grad(out, given, wide.to(out.dtype))]
+
+
+def every_kind() -> None:
+    torch.manual_seed(0)
+    shapes = [(2, 5, 3, 4), (1, 32, 7, 9), (3, 16, 16, 16)]
+    for shape, with_bias, with_other, kind in product(shapes, (True, False), (True, False), (torch.float32, torch.float16)):
+        y, back = torch.randn(shape).to(kind), torch.randn(shape)
+        other = torch.randn(shape).to(kind) if with_other else None
+        b = torch.randn(shape[1]).to(kind) if with_bias else None
+        ours, theirs = outcome(y, b, other, back, own=True), outcome(y, b, other, back, own=False)
+        assert [(t.shape, t.dtype) for t in ours] == [(t.shape, t.dtype) for t in theirs]
+        exact = 1e-6 if kind == torch.float32 else 1e-3
+        torch.testing.assert_close(ours[0], theirs[0], rtol=exact, atol=1e-6)  # one rounding
+        for a, e in zip(ours[1:], theirs[1:], strict=True):
+            torch.testing.assert_close(a, e, rtol=10 * exact, atol=20 * exact)
+
+
+def test_the_sum_and_its_gradients() -> None:
+    interpret("test_bias", "every_kind()")
+
+
+def whole_network() -> None:
+    """A U-Net that takes the fused way everywhere gives what it gives otherwise, gradients included."""
+    torch.manual_seed(0)
+    net = UNet(4, (32, 64), 1, 2)
+    for p in net.parameters():
+        nn.init.normal_(p, std=0.1)
+    z, t = torch.randn(2, 4, 8, 8), torch.tensor([3, 70])
+    plain = [net(z, t), *torch.autograd.grad(net(z, t).square().sum(), list(net.parameters()))]
+    vars(bias)["run_on"] = lambda _x: True
+    fused = [net(z, t), *torch.autograd.grad(net(z, t).square().sum(), list(net.parameters()))]
+    for a, e in zip(fused, plain, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5 + 1e-4 * float(e.detach().abs().max()))
+
+
+def test_a_whole_network_by_it() -> None:
+    interpret("test_bias", "whole_network()")
