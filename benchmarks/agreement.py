@@ -11,6 +11,7 @@ from reshift.halves import Halves
 from reshift.nets import kernels
 from reshift.nets.groupnorm import GroupNorm
 from reshift.nets.norm_pool import NormPool
+from reshift.nets.norm_relu import NormRelu
 from reshift.nets.pointwise import Pointwise
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 from reshift.nets.unet import Attention
@@ -19,6 +20,7 @@ from speed import BATCH
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "GroupNorm, SiLU": (lambda: GroupNorm(32, 128), (128, 16, 16)),
+    "BatchNorm, ReLU": (lambda: NormRelu(32), (32, 64, 64)),
     "BatchNorm, ReLU, pooling": (lambda: NormPool(32), (32, 64, 64)),
     "attention": (lambda: Attention(192, 4), (192, 8, 8)),
     "1×1 convolution": (lambda: Pointwise(192, 256), (192, 8, 8)),

@@ -51,14 +51,17 @@ def compare_with_torch() -> None:
 
 
 def check_tiles() -> None:
-    """Programs read whole sectors where a map allows it, take every group once and stay within their limit."""
+    """From memory programs read whole sectors where a map allows it; all take every group once and stay within their limit."""
     from reshift.nets.groupnorm_small import LARGEST, tile
 
-    for c, side, groups, expected in ((128, 16, 32, 4), (128, 32, 32, 2), (192, 8, 32, 8), (512, 4, 32, 2), (30, 4, 10, 2)):
-        form = tile(torch.empty(1, c, side, side, dtype=torch.bfloat16), groups, LARGEST)
-        assert form["J"] == expected
-        assert groups % form["J"] == 0
-        assert form["R"] * form["J"] * form["K"] <= LARGEST
+    many = ((128, 16, 32, 4), (128, 32, 32, 2), (192, 8, 32, 8), (512, 4, 32, 2), (30, 4, 10, 2))
+    few = ((128, 16, 32, 2), (256, 16, 32, 1), (192, 8, 32, 4), (512, 4, 32, 2), (30, 4, 10, 2))
+    for images, shapes in ((10**5, many), (22, few)):
+        for c, side, groups, expected in shapes:
+            form = tile(torch.empty(images, c, side, side, dtype=torch.bfloat16, device="meta"), groups, LARGEST, LARGEST // 4)
+            assert form["J"] == expected, (images, c, side)
+            assert groups % form["J"] == 0
+            assert form["R"] * form["J"] * form["K"] <= LARGEST
 
 
 @pytest.mark.parametrize("check", ["compare_with_torch", "check_tiles"])

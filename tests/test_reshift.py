@@ -103,7 +103,7 @@ def test_the_restoration_source_has_no_decoder_error() -> None:
         change = dmd.reconstruction_shift(x, step)
         assert change.shape == x.shape
         assert float(change.abs().max()) > 0.0
-        dmd._restore_random = lambda z0, _step: (z0, {})
+        dmd._restored = lambda z0, _drawn: (z0, {})
         assert float(dmd.reconstruction_shift(x, step).abs().max()) == 0.0
 
 

@@ -11,7 +11,9 @@ from reshift.nets.vqvae import VQVAE
 
 # images, wide channels, rows and columns of the input, kernel, stride, padding: tiles that are not full, edges that count
 WIDEN = [(2, 32, 9, 7, 3, 1, 1), (1, 5, 12, 10, 4, 2, 1), (3, 20, 8, 8, 3, 1, 0), (1, 128, 5, 6, 3, 2, 1), (1, 1, 1, 1, 3, 1, 1)]
+WIDEN += [(2, 3, 9, 33, 3, 1, 1), (1, 16, 19, 38, 4, 2, 1), (1, 9, 6, 20, 4, 1, 0), (1, 2, 9, 9, 1, 3, 0), (1, 2, 5, 5, 2, 20, 1)]
 NARROW = [(2, 32, 5, 3, 4, 2, 1), (1, 7, 6, 6, 3, 1, 1), (1, 3, 4, 5, 2, 2, 0), (2, 16, 3, 3, 4, 3, 1), (1, 64, 2, 2, 3, 2, 2)]
+NARROW += [(1, 3, 6, 33, 4, 2, 1), (1, 16, 17, 19, 3, 1, 1), (1, 5, 9, 17, 4, 3, 2)]  # more lines and columns than a program has
 Case = tuple[int, int, int, int, int, int, int]
 
 

@@ -62,6 +62,13 @@ def clip(
 
 
 @triton.jit
+def fetch(host, device, n, MANY: tl.constexpr):
+    """Copy addresses from the host's pinned memory."""
+    at = tl.program_id(0) * MANY + tl.arange(0, MANY)
+    tl.store(device + at, tl.load(host + at, at < n, 0), at < n)
+
+
+@triton.jit
 def _correction(log_beta, t):
     """1 - β^t, also for the first steps, where the difference would lose its digits."""
     x = log_beta * t

@@ -84,6 +84,15 @@ def one_step(due: Sequence[Trained], x: Tensor, step: Step, config: TrainConfig)
     return logs
 
 
+def afterwards(due: Sequence[Trained], step: Step) -> None:
+    """What objectives do between two steps, and the weights that they may change."""
+    for each in due:
+        if each.objective.after is not None:
+            each.objective.after(step)
+            if each.halves:
+                each.halves.follow()
+
+
 def _step(each: Trained, world: int, clip: float) -> Tensor:
     """Clip and apply by torch's own means; returns the norm of the gradients, if they are clipped."""
     if each.halves:

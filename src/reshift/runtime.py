@@ -79,6 +79,23 @@ def upload(array: NDArray[np.float32], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+class Arriving:
+    """Numbers on their way from a GPU. Who reads them after the next step is launched does not make the GPU wait for it."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.host, self.event = values, torch.cuda.Event() if values.is_cuda else None
+        if self.event is not None:
+            self.host = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+            self.event.record()
+
+    def read(self) -> list[float]:
+        """Wait for them, but not for what was launched since."""
+        if self.event is not None:
+            self.event.synchronize()
+        numbers: list[float] = self.host.tolist()
+        return numbers
+
+
 class Recording(NamedTuple):
     """A recorded function: fill ``x``, replay, read ``out``."""
 

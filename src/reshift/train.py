@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,10 +21,10 @@ from reshift.data.source import Source, folds
 from reshift.errors import Stopped, UserError
 from reshift.halves import Halves
 from reshift.methods.detector import Detector, Stage, Step
-from reshift.optimise import Trained, learning_rate, one_step, optimisers, set_rate
+from reshift.optimise import Trained, afterwards, learning_rate, one_step, optimisers, set_rate
 from reshift.progress import progress
 from reshift.runlog import RunLog
-from reshift.runtime import Place, Recorder, at, half_precision, to_device
+from reshift.runtime import Arriving, Place, Recorder, at, half_precision, to_device
 from reshift.stagecache import Identity, cache_folder, identity, load_stage, save_stage
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -83,23 +83,24 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
     step = Step(torch.Generator(run.source.device), place.rank, place.world)
     recorder = Recorder(step.generator, enabled=config.graphs and place.world == 1)
     lr = partial(learning_rate, config, total)
-    saved = time.monotonic()
+    saved, unread = time.monotonic(), None
     with progress(stage.name, total, first, quiet=place.rank > 0) as advance:
         for index, images in _stream(run, number, groups, first, total):
             step.generator.manual_seed(_mix(run.config.seed, number, index))
             due = tuple(pair for pair in trained if index % pair.objective.every == 0)
             set_rate(due, lr(index))
             logs = recorder(due, partial(one_step, due, step=step, config=config), images)
-            for each in due:
-                if each.objective.after is not None:
-                    each.objective.after(step)
-                    if each.halves:
-                        each.halves.follow()
+            if unread is not None:  # numbers of the step before, while this one runs
+                advance(0, unread())
+            afterwards(due, step)
             stop = _agree(stopped.is_set(), index, run)
             save = stop or _agree(time.monotonic() - saved >= config.checkpoint_seconds, index, run)
             last = index + 1 == total
-            if index % config.log_every == 0 or last or save:
-                advance(0, _log(run, stage, index, total, logs, lr(index)))
+            logged = index % config.log_every == 0 or last or save
+            unread = _log(run, stage, index, total, logs, lr(index)) if logged else None
+            if unread is not None and (last or save):
+                advance(0, unread())
+                unread = None
             if save and not last:
                 _save(run, [pair.optimiser for pair in trained], Position(number, index + 1, run.log.seconds))
                 saved = time.monotonic()
@@ -188,23 +189,29 @@ def _agree(mine: bool, step: int, run: _Run) -> bool:
     return bool(flag.item())
 
 
-def _log(run: _Run, stage: Stage, step: int, total: int, logs: dict[str, Tensor], lr: float) -> str:
-    values = dict(zip(logs, _mean_over_processes(list(logs.values()), run.place.world), strict=True))
-    if not math.isfinite(values["loss"]):
-        raise UserError(
-            f"training diverged: the loss of stage '{stage.name}' is {values['loss']} at step {step}; "
-            f"lower train.lr (now {run.config.train.lr:g}) or set train.clip, and start again"
-        )
-    epoch = step * run.batch // len(run.source) + 1
-    run.log.write({"stage": stage.name, "epoch": epoch, "step": step, "steps": total, **values, "lr": lr})
-    return f"loss {values['loss']:.4f}"
+def _log(run: _Run, stage: Stage, step: int, total: int, logs: dict[str, Tensor], lr: float) -> Callable[[], str]:
+    """Ask for the numbers of a step; what this returns writes them down, once they are wanted."""
+    names, numbers = list(logs), Arriving(_mean_over_processes(list(logs.values()), run.place.world))
+
+    def write() -> str:
+        values = dict(zip(names, numbers.read(), strict=True))
+        if not math.isfinite(values["loss"]):
+            raise UserError(
+                f"training diverged: the loss of stage '{stage.name}' is {values['loss']} at step {step}; "
+                f"lower train.lr (now {run.config.train.lr:g}) or set train.clip, and start again"
+            )
+        epoch = step * run.batch // len(run.source) + 1
+        run.log.write({"stage": stage.name, "epoch": epoch, "step": step, "steps": total, **values, "lr": lr})
+        return f"loss {values['loss']:.4f}"
+
+    return write
 
 
-def _mean_over_processes(values: Sequence[Tensor], world: int) -> list[float]:
+def _mean_over_processes(values: Sequence[Tensor], world: int) -> Tensor:
     stacked = torch.stack([value.float() for value in values])
     if world > 1:
         dist.all_reduce(stacked)
-    return [float(v) for v in stacked / world]
+    return stacked / world
 
 
 def _shared(run: _Run, stages: Sequence[Stage], data: str) -> Identity | None:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 def _squared_norm(v: Tensor) -> Tensor:
     """:math:`\\|v\\|_2^2` of every sample, ``(B, …)`` → ``(B,)``."""
-    return v.square().flatten(1).sum(1)
+    return v.square().sum(tuple(range(1, v.dim())))  # not flatten(1), which copies what is channels-last
 
 
 def vq_loss(x: Tensor, x_hat: Tensor, z_e: Tensor, z_q: Tensor, beta_c: float) -> Tensor:

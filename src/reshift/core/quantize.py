@@ -30,8 +30,8 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[None, Tensor]:
         k, codebook = ctx.saved_tensors  # type: ignore[attr-defined]
-        chosen = torch.arange(len(codebook), device=k.device)[:, None] == k.flatten()
-        return None, chosen.to(gradient.dtype) @ gradient.flatten(0, -2)
+        chosen = gradient.new_zeros(k.numel(), len(codebook)).scatter_(1, k.reshape(-1, 1), 1.0)
+        return None, chosen.t() @ gradient.flatten(0, -2)
 
 
 def straight_through(z_e: Tensor, z_q: Tensor) -> Tensor:
@@ -50,3 +50,14 @@ def usage_and_perplexity(counts: Tensor) -> tuple[Tensor, Tensor]:
     p = counts / counts.sum().clamp(min=1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum()
     return (counts > 0).float().mean(), entropy.exp()
+
+
+def vectors(z: Tensor) -> Tensor:
+    """``(B, d_z, h, w)`` → ``(B·h·w, d_z)``."""
+    return z.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def some_rows(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return ``count`` random rows, repeated only if there are too few."""
+    order = torch.randperm(max(len(rows), count), generator=generator)[:count] % len(rows)
+    return rows[order.to(rows.device)]

@@ -9,20 +9,24 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from reshift.config import Frozen
 from reshift.core.anomaly import overlap_average, residual_map
 from reshift.core.diffusion import clean_estimate, masked_forward
 from reshift.core.losses import classification_loss, diffusion_loss, stage2_loss, vq_loss
 from reshift.core.masks import grid_corners, square_mask, square_side, square_start
-from reshift.core.quantize import code_counts, usage_and_perplexity
+from reshift.core.quantize import code_counts, some_rows, usage_and_perplexity, vectors
 from reshift.core.schedule import at, linear_alpha_bar
 from reshift.core.windows import Windows
 from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.methods.dmd_settings import STAGE1, STAGE2, DMDSettings
+from reshift.nets.beside import beside
 from reshift.nets.classifier import Classifier
 from reshift.nets.unet import UNet
 from reshift.nets.vqvae import VQVAE, Quantized
+
+Drawn = tuple[Tensor, Tensor, Tensor]  # M (B, 1, h, w), t (B,), ε (B, d_z, h, w)
 
 
 class DMD(nn.Module):
@@ -89,30 +93,36 @@ class DMD(nn.Module):
 
     def _stage2(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         with torch.no_grad():
-            z0 = self.latents(x)
-        z0_hat, logs = self._restore_random(z0, step)
+            with beside(x) as join:  # the frozen encoder, while masks and noise are drawn
+                z0 = self.latents(x)
+            drawn = self._draw(len(x), step)
+            join()
+        z0_hat, logs = self._restored(z0, drawn)
         return self._finish(logs, x, self._decode(z0_hat))
 
     def _joint(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         q = self.vqvae.encode(x)
-        z0_hat, logs = self._restore_random(q.z_q.detach() * self.scale, step)
+        z0_hat, logs = self._restored(q.z_q.detach() * self.scale, self._draw(len(x), step))
         both = torch.cat([self._hide(q.z_st, step) * self.scale, z0_hat])  # one pass: BatchNorm sees one set of statistics
         x_hat, x_r = self._decode(both).chunk(2)
         logs = self._finish(logs, x, x_r)
         return {**logs, "loss": logs["loss"] + self._vq(x, x_hat, q), **self._code_usage(q, step)}
 
-    def _restore_random(self, z0: Tensor, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
-        """Algorithm 1, lines 15–17: draw M, t, ε for every sample, noise inside M, estimate the clean latent, take L_diff."""
-        M = self._random_mask(z0, step)
+    def _draw(self, b: int, step: Step) -> Drawn:
+        """Algorithm 1, line 15: M, t and ε for every sample."""
+        s, g = self.settings, self.grid
+        return self._random_mask(b, step), step.integers(1, s.timesteps, b), step.normal(b, s.d_z, g, g)
+
+    def _restored(self, z0: Tensor, drawn: Drawn) -> tuple[Tensor, dict[str, Tensor]]:
+        """Algorithm 1, lines 16 and 17: noise inside M, estimate the clean latent, take L_diff."""
+        M, t, eps = drawn
         if not self.settings.diffusion:
             return (1.0 - M) * z0, {}
-        t = step.integers(1, self.settings.timesteps, z0.shape[0])
-        eps = step.normal(*z0.shape)
         a_bar = at(self.alpha_bar, t)
         z_t = masked_forward(z0, eps, M, a_bar)
         eps_hat = self.denoiser(z_t, t).to(z_t.dtype)
         z0_hat = clean_estimate(z_t, eps_hat, z0, M, a_bar)
-        return z0_hat, {"diffusion": diffusion_loss(eps, eps_hat, M), "latent_peak": z0_hat.detach().abs().amax()}
+        return z0_hat, {"diffusion": diffusion_loss(eps, eps_hat, M), "latent_peak": vector_norm(z0_hat.detach(), torch.inf)}
 
     def _finish(self, logs: dict[str, Tensor], x: Tensor, x_r: Tensor) -> dict[str, Tensor]:
         """Add L_cls and combine into L_stage2, as far as this variant has the parts."""
@@ -130,24 +140,23 @@ class DMD(nn.Module):
         """Eq. 4 divided by C·H·W: AdamW does not feel the factor, gradient clipping and the log do."""
         return vq_loss(x, x_hat.to(x.dtype), q.z_e, q.z_q, self.settings.beta_c) / x[0].numel()
 
-    def _random_mask(self, z0: Tensor, step: Step) -> Tensor:
+    def _random_mask(self, b: int, step: Step) -> Tensor:
         """Eq. A1 for every sample."""
-        s, (b, _, h, w) = self.settings, z0.shape
+        s, g = self.settings, self.grid
         if not s.masking:
-            return z0.new_ones(b, 1, h, w)
-        rho = s.rho_min + (s.rho_max - s.rho_min) * step.uniform(b)
-        side = square_side(rho, h, w)
-        return square_mask(side, square_start(step.uniform(b), side, h), square_start(step.uniform(b), side, w), h, w)
+            return self.scale.new_ones(b, 1, g, g)
+        side = square_side(s.rho_min + (s.rho_max - s.rho_min) * step.uniform(b), g, g)
+        return square_mask(side, square_start(step.uniform(b), side, g), square_start(step.uniform(b), side, g), g, g)
 
     def _hide(self, z: Tensor, step: Step) -> Tensor:
         """Without latent diffusion the autoencoder itself must learn to fill masked latents; otherwise it sees them all."""
-        return z if self.settings.diffusion else (1.0 - self._random_mask(z, step)) * z
+        return z if self.settings.diffusion else (1.0 - self._random_mask(len(z), step)) * z
 
     def _code_usage(self, q: Quantized, step: Step) -> dict[str, Tensor]:
         counts = step.total(code_counts(q.k, self.settings.codes))
         self.idle.copy_(torch.where(counts > 0, 0.0, self.idle + 1.0))
         if self.settings.restart_after:
-            self._recent = _vectors(step.gather(q.z_e.detach()))
+            self._recent = vectors(step.gather(q.z_e.detach()))
         usage, perplexity = usage_and_perplexity(counts)
         return {"code_usage": usage, "code_perplexity": perplexity}
 
@@ -165,9 +174,9 @@ class DMD(nn.Module):
         """Algorithm 1, line 1: start the codes on outputs of the untrained encoder. Random codes collapse to a handful."""
         generator = torch.Generator().manual_seed(0)
         self.vqvae.encoder.train()  # batch statistics, as in the first step; running ones do not exist yet
-        samples = [_some_rows(_vectors(self.vqvae.encode(x).z_e), self.settings.codes, generator) for x in images]
+        samples = [some_rows(vectors(self.vqvae.encode(x).z_e), self.settings.codes, generator) for x in images]
         self.vqvae.encoder.eval()
-        self.vqvae.codebook.copy_(_some_rows(torch.cat(samples), self.settings.codes, generator))
+        self.vqvae.codebook.copy_(some_rows(torch.cat(samples), self.settings.codes, generator))
 
     def _fit_scale(self, images: Iterable[Tensor]) -> None:
         """Set ``scale`` to 1 / std of z_q over the training images."""
@@ -257,7 +266,7 @@ class DMD(nn.Module):
     def reconstruction_shift(self, x: Tensor, step: Step) -> Tensor:
         """x^r - x̂ of a random mask and t as in training: what a restoration changes, less the decoder's own error."""
         z0 = self.latents(x)
-        x_r, x_hat = self._decode(torch.cat([self._restore_random(z0, step)[0], z0])).chunk(2)
+        x_r, x_hat = self._decode(torch.cat([self._restored(z0, self._draw(len(x), step))[0], z0])).chunk(2)
         return x_r - x_hat
 
     def features(self, x: Tensor) -> Tensor | None:
@@ -285,14 +294,3 @@ def _float32(x: Tensor) -> torch.autocast:
 def _layout(device: torch.device) -> torch.memory_format:
     """What the denoiser's convolutions are fastest with."""
     return torch.contiguous_format if device.type == "cpu" else torch.channels_last
-
-
-def _vectors(z: Tensor) -> Tensor:
-    """``(B, d_z, h, w)`` → ``(B·h·w, d_z)``."""
-    return z.permute(0, 2, 3, 1).flatten(0, 2)
-
-
-def _some_rows(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return ``count`` random rows, repeated only if there are too few."""
-    order = torch.randperm(max(len(rows), count), generator=generator)[:count] % len(rows)
-    return rows[order.to(rows.device)]

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from reshift.nets.conv import Conv2d
 from reshift.nets.norm_pool import NormPool
 from reshift.nets.thin import ThinConv2d
 
@@ -9,7 +10,7 @@ POOLED = 4  # the feature grid before the first fully connected layer, whatever 
 
 
 def _block(c_in: int, c_out: int) -> nn.Sequential:
-    conv = ThinConv2d if c_in == 1 else nn.Conv2d
+    conv = ThinConv2d if c_in == 1 else Conv2d
     return nn.Sequential(conv(c_in, c_out, 3, padding=1, bias=False), NormPool(c_out))  # BatchNorm would cancel a bias
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from reshift.nets.groupnorm_triton import _slope, pointer
 
 LARGEST = 8192  # elements that one program can hold; going back it holds twice as many tensors
+CACHED = 2**24  # bytes of a tensor that stays in the card's cache
 COLUMNS = 32  # channels of which a program adds up the images' shares
 STRETCH, SECTOR = 64, 32  # bytes of neighbouring channels that a program should read, and must not read less than
 
@@ -26,17 +27,31 @@ def fits(x: Tensor, groups: int) -> bool:
     return bool(triton.next_power_of_2(h * w) * triton.next_power_of_2(c // groups) <= LARGEST)
 
 
-def tile(x: Tensor, groups: int, most: int) -> dict[str, int]:
+def tile(x: Tensor, groups: int, most: int, least: int) -> dict[str, int]:
     """What a program holds: R positions (padded) of J groups of k channels (padded to K), and its warps."""
     _, c, h, w = x.shape
     k, j = c // groups, 1
     R, K = triton.next_power_of_2(h * w), triton.next_power_of_2(k)
-    # A large tile only where a small one would read less than a sector at a time: many small programs hide each other's waiting.
-    while groups % (2 * j) == 0 and R * 2 * j * K <= (most if j * k * x.element_size() < SECTOR else most // 2):
+    cached = x.numel() * x.element_size() <= CACHED
+    while (
+        groups % (2 * j) == 0
+        and R * 2 * j * K <= most
+        and not _wide_enough(j * k * x.element_size(), R * j * K, most, least, cached)
+    ):
         j *= 2
-        if j * k * x.element_size() >= STRETCH:
-            break
-    return {"k": k, "R": R, "J": j, "K": K, "num_warps": 4 if R * j * K <= most // 2 else 8}
+    warps = 2 if cached and R * j * K <= 2048 else 4 if R * j * K <= most // 2 else 8
+    return {"k": k, "R": R, "J": j, "K": K, "num_warps": warps}
+
+
+def _wide_enough(stretch: int, size: int, most: int, least: int, cached: bool) -> bool:
+    """Whether a program reads enough neighbouring channels, in bytes.
+
+    From memory whole sectors, and a large tile only where a small one would read less than one: many small programs hide each
+    other's waiting. What fits into the card's cache is quickest by as many programs as still hold a few bytes a row.
+    """
+    if stretch >= STRETCH:
+        return True
+    return stretch >= SECTOR // 2 and size >= least if cached else stretch >= SECTOR and 2 * size > most // 2
 
 
 @triton.jit
@@ -135,7 +150,7 @@ class SmallGroupNormFunction(torch.autograd.Function):
         b, c, h, w = x.shape
         out, facts = torch.empty_like(x), torch.empty(2, b, groups, dtype=torch.float32, device=x.device)
         given, stride = pointer(x, offset)
-        form = tile(x, groups, LARGEST)
+        form = tile(x, groups, LARGEST, LARGEST // 4)
         _forward[(b * groups // form["J"],)](
             x, given, weight, bias, out, facts[0], facts[1], stride, h * w, c, groups, eps,
             ACT=act, OFFSET=offset is not None, **form,
@@ -153,7 +168,7 @@ class SmallGroupNormFunction(torch.autograd.Function):
         both = torch.empty(2, b, c, dtype=torch.float32, device=x.device)
         doffset = None if offset is None else torch.empty(b, c, dtype=offset.dtype, device=x.device)
         (given, stride), groups = pointer(x, offset), mean.shape[1]
-        form = tile(x, groups, LARGEST // 2)
+        form = tile(x, groups, LARGEST // 2, LARGEST // 16)
         _backward[(b * groups // form["J"],)](
             x, given, dy, weight, bias, mean, rstd, dx, dx if doffset is None else doffset, both[0], both[1], stride,
             h * w, c, groups, ACT=ctx.act, OFFSET=offset is not None, **form,

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from reshift.nets.beside import beside
+
 
 class Pointwise(nn.Conv2d):
     """``nn.Conv2d(c_in, c_out, 1)``; off the GPU to the bit."""
@@ -41,7 +43,11 @@ class _Linear(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         dx, dw, db = ctx.needs_input_grad
-        return dy @ weight if dx else None, dy.t() @ x if dw else None, column_sums(dy) if db else None
+        with beside(dy) as join:
+            by_weight, by_bias = dy.t() @ x if dw else None, column_sums(dy) if db else None
+        by_x = dy @ weight if dx else None
+        join()
+        return by_x, by_weight, by_bias
 
 
 def column_sums(rows: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from torch import Tensor
 
 TILE = 4096  # values of the wide side that a program holds
 PROGRAMS = 512  # that share the sums of a weight's gradient
+CHANNELS = 8  # whose parts a program adds up
+LINES = 8  # of the thin side that a program makes, where a step is one pixel
+COLUMNS = 16  # that a product of tiles must have
 
 
 @triton.jit
@@ -44,29 +47,40 @@ def _widen(
 
 @triton.jit
 def _narrow(
-    z, weight, out, total, H, W, h, w, c, s: tl.constexpr, p: tl.constexpr, k: tl.constexpr, P: tl.constexpr, C: tl.constexpr
+    z, weight, out, H, W, h, w, c, first, step,
+    s: tl.constexpr, p: tl.constexpr, k: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    LOW: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
     """out[y, x] = Σ z[i, j, :]·weight[:, a, e] over all that belong to (y, x).
 
-    A program takes pixels that are whole steps apart, since those have the same a and e; there are s·s kinds of them.
+    A program takes L // s lines of ``step`` times s columns, x = s·m + f. It reads a row of z once, P positions j, and multiplies
+    it by all that it gives any of these lines: the product has a column for every shift j - m, line and f, most of them 0. Once
+    all rows are added up, the columns are shifted and added, too. (A NaN in z thus spoils more pixels than belong to it.)
     """
-    at, channel = tl.program_id(0) * P + tl.arange(0, P), tl.arange(0, C)
-    first_y, first_x = tl.program_id(1) // s, tl.program_id(1) % s
-    image, i, j = _position(at, (H + s - 1) // s, (W + s - 1) // s)
-    y, x = i * s + first_y, j * s + first_x
-    first_a, first_e = (first_y + p) % s, (first_x + p) % s
-    value = tl.zeros((P, C), tl.float32)
-    for m in tl.static_range((k + s - 1) // s):
-        for n in tl.static_range((k + s - 1) // s):
-            a, e = first_a + m * s, first_e + n * s
-            row, column = (y + p - a) // s, (x + p - e) // s  # whole numbers; below 0 only where y + p < a
-            inside = (at < total) & (a < k) & (e < k) & (y + p >= a) & (row < h) & (x + p >= e) & (column < w)
-            where = (image * h + row) * w + column
-            part = tl.load(z + where[:, None] * c + channel[None, :], inside[:, None] & (channel < c)[None, :], 0.0)
-            factor = tl.load(weight + channel * (k * k) + a * k + e, (channel < c) & (a < k) & (e < k), 0.0)
-            value += part.to(tl.float32) * factor.to(tl.float32)[None, :]
-    known = (at < total) & (y < H) & (x < W)
-    tl.store(out + (image * H + y) * W + x, tl.sum(value, 1).to(out.dtype.element_ty), known)
+    lines: tl.constexpr = L // s
+    bands = tl.cdiv(H, lines)
+    image, top = (tl.program_id(0) // bands).to(tl.int64), tl.program_id(0) % bands * lines
+    start = tl.program_id(1) * step
+    place, channel, use = tl.arange(0, P), tl.arange(0, C), tl.arange(0, D * L)
+    line, f, shift = use % L // s, use % L % s, use // L + LOW
+    j, e = start + first + place, f + p - shift * s
+    wanted = (line < lines) & (e >= 0) & (e < k)
+    value = tl.zeros((P, D * L), tl.float32)
+    for turn in range((lines + s - 2) // s + (k - 1) // s + 1):
+        i = (top + p) // s - (k - 1) // s + turn
+        known = ((j >= 0) & (j < w) & (i >= 0) & (i < h))[:, None] & (channel < c)[None, :]
+        row = tl.load(z + ((image * h + i) * w + j)[:, None] * c + channel[None, :], known, 0.0)
+        a = top + line + p - i * s
+        at = channel[:, None] * (k * k) + (a * k + e)[None, :]
+        factor = tl.load(weight + at, (channel < c)[:, None] & (wanted & (a >= 0) & (a < k))[None, :], 0.0)
+        value = tl.dot(row, factor, value, input_precision="ieee")
+    where = place[:, None] + (shift - first)[None, :]
+    there = (where >= 0) & (where < P)
+    value = tl.where(there, tl.gather(value, tl.where(there, where, 0), 0), 0.0)
+    total = tl.sum(tl.reshape(value, (P, D, L)), 1)
+    y, x = top + tl.arange(0, L) // s, ((start + place) * s)[:, None] + (tl.arange(0, L) % s)[None, :]
+    inside = ((tl.arange(0, L) // s < lines) & (y < H))[None, :] & (place < step)[:, None] & (x < W)
+    tl.store(out + (image * H + y)[None, :] * W + x, total.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -90,6 +104,15 @@ def _weight(
     tl.store(out + where, value)
 
 
+@triton.jit
+def _add_up(parts, out, programs, c, k: tl.constexpr, T: tl.constexpr, C: tl.constexpr, S: tl.constexpr, K: tl.constexpr):
+    """All programs' parts of one tap and some channels, into the weight's own order."""
+    tap, channel, program = tl.program_id(0), tl.program_id(1) * K + tl.arange(0, K), tl.arange(0, S)
+    at = (program[:, None] * T + tap) * C + channel[None, :]
+    total = tl.sum(tl.load(parts + at, (program < programs)[:, None] & (channel < C)[None, :], 0.0), 0)
+    tl.store(out + channel * (k * k) + tap, total.to(out.dtype.element_ty), channel < c)
+
+
 def _sizes(weight: Tensor, s: int, p: int) -> dict[str, int]:
     c, _, k, _ = weight.shape
     C = max(16, triton.next_power_of_2(c))
@@ -108,10 +131,16 @@ def widen(x: Tensor, weight: Tensor, s: int, p: int) -> Tensor:
 
 def narrow(z: Tensor, weight: Tensor, s: int, p: int, H: int, W: int) -> Tensor:
     """``(B, c, h, w)``, channels last → ``(B, 1, H, W)``."""
-    b, _, h, w = z.shape
+    (b, _, h, w), k, steps, sizes = z.shape, weight.shape[2], triton.cdiv(W, s), _sizes(weight, s, p)
+    low, high = -((k - 1 - p) // s), (s - 1 + p) // s  # the shifts at which some e is from 0 to k - 1
+    D = triton.next_power_of_2(high - low + 1)
+    L = max(min(LINES * s, COLUMNS), COLUMNS // D, triton.next_power_of_2(s))
+    sizes["P"] = P = min(sizes["P"], max(16, triton.next_power_of_2(max(w, steps))))
+    # One program has whole lines, or neighbours overlap by what is shifted out.
+    first, step = (0, P) if max(w, steps) <= P else (low, P - (high - low))
     out = torch.empty(b, 1, H, W, dtype=z.dtype, device=z.device)
-    sizes, total = _sizes(weight, s, p), b * triton.cdiv(H, s) * triton.cdiv(W, s)
-    _narrow[(triton.cdiv(total, sizes["P"]), s * s)](z, weight, out, total, H, W, h, w, **sizes)
+    grid = b * triton.cdiv(H, L // s), triton.cdiv(steps, step)
+    _narrow[grid](z, weight, out, H, W, h, w, first=first, step=step, LOW=low, D=D, L=L, **sizes)
     return out
 
 
@@ -123,7 +152,10 @@ def weight_gradient(x: Tensor, z: Tensor, weight: Tensor, s: int, p: int) -> Ten
     programs, T = triton.cdiv(total, sizes["P"] * loop), max(16, triton.next_power_of_2(k * k))
     parts = torch.empty(programs, T, sizes["C"], device=x.device)
     _weight[(programs,)](x, z, parts, total, H, W, h, w, LOOP=loop, T=T, **sizes)
-    return parts.sum(0)[: k * k, : len(weight)].t().reshape(weight.shape).to(weight.dtype)
+    out, S = torch.empty_like(weight), triton.next_power_of_2(programs)
+    grid = k * k, triton.cdiv(len(weight), CHANNELS)
+    _add_up[grid](parts, out, programs, len(weight), k=k, T=T, C=sizes["C"], S=S, K=CHANNELS, num_warps=4)
+    return out
 
 
 class Widen(torch.autograd.Function):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reshift.nets.attention import attend
-from reshift.nets.bias import BiasConv2d
+from reshift.nets.conv import Conv2d
 from reshift.nets.groupnorm import GroupNorm
 from reshift.nets.pointwise import Pointwise
 
@@ -41,9 +41,9 @@ class ResBlock(nn.Module):
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
         self.c_out = c_out
-        self.first = nn.Sequential(GroupNorm(_groups(c_in), c_in), nn.Conv2d(c_in, c_out, 3, padding=1, bias=False))
+        self.first = nn.Sequential(GroupNorm(_groups(c_in), c_in), Conv2d(c_in, c_out, 3, padding=1, bias=False))
         self.norm = GroupNorm(_groups(c_out), c_out)
-        self.second = _zero(BiasConv2d(c_out, c_out, 3, padding=1, bias=c_in == c_out))
+        self.second = _zero(Conv2d(c_out, c_out, 3, padding=1, bias=c_in == c_out))
         self.skip = Pointwise(c_in, c_out) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor, offset: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class UNet(nn.Module):
         c_time = 4 * widths[0]
         self.embedding_dim = widths[0]
         self.time = nn.Sequential(nn.Linear(widths[0], c_time), nn.SiLU(), nn.Linear(c_time, c_time), nn.SiLU())
-        self.stem = BiasConv2d(channels, widths[0], 3, padding=1)
+        self.stem = Conv2d(channels, widths[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         skips, c = [widths[0]], widths[0]
         for level, width in enumerate(widths):
@@ -89,7 +89,7 @@ class UNet(nn.Module):
                 c = width
                 skips.append(c)
             if level + 1 < len(widths):
-                self.down.append(BiasConv2d(c, c, 3, stride=2, padding=1))
+                self.down.append(Conv2d(c, c, 3, stride=2, padding=1))
                 skips.append(c)
         self.middle = nn.ModuleList([ResBlock(c, c), Attention(c, heads), ResBlock(c, c)])
         for level, width in reversed(list(enumerate(widths))):
@@ -97,11 +97,11 @@ class UNet(nn.Module):
                 self.up.append(_stack(c + skips.pop(), width, heads if level else 0))
                 c = width
             if level:
-                self.up.append(BiasConv2d(c, c, 3, padding=1))
+                self.up.append(Conv2d(c, c, 3, padding=1))
         layers = [layer for part in (self.down, self.middle, self.up) for layer in part.modules()]  # in the order they run
         self.offset_widths = [layer.c_out for layer in layers if isinstance(layer, ResBlock)]
         self.offsets = nn.Linear(c_time, sum(self.offset_widths))  # one product for all blocks
-        self.head = nn.Sequential(GroupNorm(_groups(c), c), _zero(BiasConv2d(c, channels, 3, padding=1)))
+        self.head = nn.Sequential(GroupNorm(_groups(c), c), _zero(Conv2d(c, channels, 3, padding=1)))
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         """``z (B, C, h, w)``, ``t (B,)`` → ε of z's shape."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from reshift.core.quantize import lookup, nearest_code, straight_through
 from reshift.core.windows import Up, margin
-from reshift.nets.norm import BatchNorm
+from reshift.nets.norm_relu import NormRelu
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 
 
@@ -22,11 +22,11 @@ class Quantized(NamedTuple):
 
 def _down(c_in: int, c_out: int) -> nn.Sequential:
     conv = ThinConv2d if c_in == 1 else nn.Conv2d
-    return nn.Sequential(conv(c_in, c_out, 4, stride=2, padding=1, bias=False), BatchNorm(c_out), nn.ReLU())
+    return nn.Sequential(conv(c_in, c_out, 4, stride=2, padding=1, bias=False), NormRelu(c_out))
 
 
 def _up(c_in: int, c_out: int) -> nn.Sequential:
-    return nn.Sequential(nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1, bias=False), BatchNorm(c_out), nn.ReLU())
+    return nn.Sequential(nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1, bias=False), NormRelu(c_out))
 
 
 def _reach(layer: nn.Conv2d | nn.ConvTranspose2d) -> Up:

@@ -6,18 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from helpers import interpret
-from reshift.nets import bias
-from reshift.nets.bias import BiasConv2d, plus
+from reshift.nets import conv
+from reshift.nets.conv import Conv2d, plus
 from reshift.nets.unet import UNet
 
 
 def test_on_the_cpu_it_is_a_convolution_to_the_bit() -> None:
     torch.manual_seed(0)
-    conv, own = nn.Conv2d(3, 5, 3, padding=1), BiasConv2d(3, 5, 3, padding=1)
-    own.load_state_dict(conv.state_dict())
+    torchs, own = nn.Conv2d(3, 5, 3, padding=1), Conv2d(3, 5, 3, padding=1)
+    own.load_state_dict(torchs.state_dict())
     x, other = torch.randn(2, 3, 6, 4), torch.randn(2, 5, 6, 4)
-    assert torch.equal(own(x), conv(x))
-    assert torch.equal(own(x, other), other + conv(x))
+    assert torch.equal(own(x), torchs(x))
+    assert torch.equal(own(x, other), other + torchs(x))
 
 
 def test_weights_do_not_know_how_they_were_computed() -> None:
@@ -56,7 +56,7 @@ def every_kind() -> None:
 
 
 def test_the_sum_and_its_gradients() -> None:
-    interpret("test_bias", "every_kind()")
+    interpret("test_conv", "every_kind()")
 
 
 def whole_network() -> None:
@@ -67,11 +67,11 @@ def whole_network() -> None:
         nn.init.normal_(p, std=0.1)
     z, t = torch.randn(2, 4, 8, 8), torch.tensor([3, 70])
     plain = [net(z, t), *torch.autograd.grad(net(z, t).square().sum(), list(net.parameters()))]
-    vars(bias)["run_on"] = lambda _x: True
+    vars(conv)["run_on"] = lambda _x: True
     fused = [net(z, t), *torch.autograd.grad(net(z, t).square().sum(), list(net.parameters()))]
     for a, e in zip(fused, plain, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5 + 1e-4 * float(e.detach().abs().max()))
 
 
 def test_a_whole_network_by_it() -> None:
-    interpret("test_bias", "whole_network()")
+    interpret("test_conv", "whole_network()")

@@ -1,4 +1,4 @@
-"""The kernel of nets/bias.py. A tensor is (N, C) in memory: N = B·H·W positions of C channels, channels last."""
+"""The kernel of nets/conv.py. A tensor is (N, C) in memory: N = B·H·W positions of C channels, channels last."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202 (a kernel has no types)
 
