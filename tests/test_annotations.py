@@ -108,6 +108,23 @@ def test_thin_bright_strokes_are_taken_off_and_blobs_stay(size: int) -> None:
     assert torch.equal(Reshift(ReshiftSettings(**SMALL, features="off", strokes=0.0), size, 1)._read_over(letter), letter)
 
 
+@pytest.mark.parametrize("size", [128, 256])
+def test_what_is_wider_goes_only_where_strokes_crowd(size: int) -> None:
+    """A letter's thick corner beside other letters is a letter's; the same alone is a vessel, or a lesion."""
+    model, unit = Reshift(ReshiftSettings(**SMALL, features="off"), size, 1), size // 128
+    x = tissue(1, size=size)
+    alone, word = x.clone(), x.clone()
+    for image in (alone, word):
+        image[..., 60 * unit : 64 * unit, 60 * unit : 64 * unit] = 0.9  # too wide for a stroke
+    for column in (52, 55, 58, 66, 69):
+        word[..., 58 * unit : 66 * unit, column * unit : (column + 1) * unit] = 0.9
+    assert torch.equal(model._read_over(alone), alone)
+    assert float((model._read_over(word) - x).abs().max()) < 0.2
+    large = x.clone()
+    large[..., 40 * unit : 60 * unit, 40 * unit : 90 * unit] = 0.9
+    assert torch.equal(model._read_over(large), large)
+
+
 def test_thin_type_changes_a_prediction_little() -> None:
     """Without the filter, the same memory finds a word in small type far from all it knows."""
     x = tissue(4, seed=3, size=128) - 0.1

@@ -40,6 +40,7 @@ class FusedAdamW:
         kernels.step[(len(part),)](
             *where, t.weights, t.firsts, t.seconds, t.halves, t.steps, t.grads, scale, t.lr, group["weight_decay"],
             beta1, beta2, math.log(beta1) if beta1 else -math.inf, math.log(beta2), group["eps"], BLOCK=kernels.BLOCK,
+            num_warps=8,
         )  # fmt: skip
         self._forget()
         return norm

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-BLOCK = 2048  # elements of a program
+BLOCK = 1024  # elements of a program
 MANY = 1024  # numbers that the one program of ``clip`` takes at once
 
 

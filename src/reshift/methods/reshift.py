@@ -176,7 +176,7 @@ class Reshift(nn.Module):
     def _read_over(self, x: Tensor) -> Tensor:
         """Take letters and calipers off: thin strokes much brighter than what they lie on."""
         s = self.settings.strokes
-        return without_strokes(x, 2 * max(1, round(self.size / 128)) + 1, s) if s else x
+        return without_strokes(x, s, max(1, round(self.size / 128))) if s else x
 
     def _maps(self, x: Tensor) -> list[Tensor]:
         """Frozen features, never in half precision: distances want their digits. None without the extra."""
