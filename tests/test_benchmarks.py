@@ -11,6 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import agreement
+import curves
 import gpu
 import recipe
 import speed
@@ -60,6 +61,14 @@ def test_seconds_of_a_stage_are_those_since_the_stage_before(tmp_path: Path) -> 
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps({"stage": stage, "seconds": seconds}) + "\n" for stage, seconds in times))
     assert recipe.seconds_by_stage(log) == {"autoencoder": 4.0, "restoration": 5.0}
+
+
+def test_curves_are_read_from_a_log_and_drawn(tmp_path: Path) -> None:
+    lines = [{"stage": "autoencoder", "step": 0, "loss": 2.0}, {"stage": "autoencoder", "step": 5, "loss": 1.0},
+             {"stage": "restoration", "step": 0, "loss": 9.0, "diffusion": 0.5}]  # fmt: skip
+    found = curves.read([json.dumps(line) for line in lines])
+    assert found == {"autoencoder": [(0, 2.0), (5, 1.0)], "restoration": [(0, 0.5)]}
+    assert curves.draw(dict.fromkeys(curves.WAYS, found), tmp_path / "curves").stat().st_size > 1000
 
 
 def test_layers_in_half_precision_are_near_float32(monkeypatch: pytest.MonkeyPatch) -> None:

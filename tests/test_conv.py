@@ -2,12 +2,14 @@
 
 from itertools import product
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from helpers import interpret
 from reshift.nets import conv
-from reshift.nets.conv import Conv2d, plus
+from reshift.nets.conv import Conv2d, convolved, plus
 from reshift.nets.unet import UNet
 
 
@@ -18,6 +20,33 @@ def test_on_the_cpu_it_is_a_convolution_to_the_bit() -> None:
     x, other = torch.randn(2, 3, 6, 4), torch.randn(2, 5, 6, 4)
     assert torch.equal(own(x), torchs(x))
     assert torch.equal(own(x, other), other + torchs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_input_and_weight_apart_are_those_of_both(dtype: torch.dtype, autocast: bool, stride: int) -> None:
+    """Also where autocast is to choose the type, with weights that nobody has halved."""
+    torch.manual_seed(0)
+    layer = Conv2d(3, 5, 3, stride, 1, bias=False).to(dtype)
+    x = torch.randn(2, 3, 6, 4, dtype=dtype, requires_grad=True)
+    results = []
+    for own in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = convolved(x, layer) if own else F.conv2d(x, layer.weight, None, stride, 1)
+        wide = torch.linspace(-1.0, 1.0, 2 * y.numel()).view(2, 10, *y.shape[2:])[:, :5].to(y.dtype)  # no tensor of its own
+        results.append((y, *torch.autograd.grad(y, (x, layer.weight), wide)))
+    for a, e in zip(*results, strict=True):
+        assert a.dtype == e.dtype
+        torch.testing.assert_close(a, e, rtol=1e-2 if e.dtype == torch.bfloat16 or autocast else 1e-5, atol=1e-5)
+
+
+def test_a_frozen_weight_has_no_gradient() -> None:
+    layer = Conv2d(3, 5, 3, bias=False).bfloat16().requires_grad_(False)
+    x = torch.randn(1, 3, 4, 4, dtype=torch.bfloat16, requires_grad=True)
+    convolved(x, layer).sum().backward()
+    assert x.grad is not None
+    assert layer.weight.grad is None
 
 
 def test_weights_do_not_know_how_they_were_computed() -> None:

@@ -14,6 +14,8 @@ from reshift.nets.beside import beside
 from reshift.nets.kernels import run_on
 from reshift.nets.pointwise import column_sums
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 class Conv2d(nn.Conv2d):
     """``nn.Conv2d`` that can also add another tensor to its output."""
@@ -28,9 +30,10 @@ class Conv2d(nn.Conv2d):
 
 def convolved(x: Tensor, layer: nn.Conv2d) -> Tensor:
     """``x`` by the layer's weight alone."""
-    if x.dtype != layer.weight.dtype or not layer.weight.requires_grad:
+    half = x.dtype == layer.weight.dtype and x.dtype in HALF  # and so neither in float32 nor in autocast's hands
+    if not half or not layer.weight.requires_grad:
         plain: Tensor = layer._conv_forward(x, layer.weight, None)  # noqa: SLF001
-        return plain  # as autocast has it
+        return plain
     function: Any = _Convolution
     out: Tensor = function.apply(x, layer.weight, (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups))
     return out
