@@ -111,6 +111,36 @@ def test_gradients_may_lie_anywhere() -> None:
     interpret("test_adamw", "odd_gradients()")
 
 
+def rivals() -> None:
+    """Two objectives whose losses go through each other's weights, as in a GAN: neither keeps what the other left behind."""
+    ends = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        net, judge, start = nn.Linear(4, 4), nn.Linear(4, 1), torch.randn(6, 4)
+        both = nn.ModuleList([net, judge])
+        config, halves = TrainConfig(clip=0.0, amp="bf16", lr=1e-2), Halves(both)
+
+        def fake(x: Tensor, _step: Step, net: nn.Module = net, judge: nn.Module = judge) -> dict[str, Tensor]:
+            return {"loss": -judge(net(x)).float().mean()}
+
+        def real(x: Tensor, _step: Step, net: nn.Module = net, judge: nn.Module = judge) -> dict[str, Tensor]:
+            return {"loss": (judge(net(x)) - judge(x)).float().mean() + judge(x).float().square().mean()}
+
+        each = [
+            made(Objective((net,), fake), config, halves, fused=fused),
+            made(Objective((judge,), real), config, halves, fused=fused),
+        ]
+        one_step(each, start, Step(torch.Generator()), config)
+        ends.append([p.detach().clone() for p in both.parameters()])
+        assert all(half.grad is None for half in halves.half) or not fused
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_objectives_that_share_weights_do_not_share_gradients() -> None:
+    interpret("test_adamw", "rivals()")
+
+
 def late_steps() -> None:
     """The correction of the moments' start, over all step numbers, against double precision."""
     import reshift.adamw_triton as kernels

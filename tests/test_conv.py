@@ -41,6 +41,13 @@ def test_gradients_of_input_and_weight_apart_are_those_of_both(dtype: torch.dtyp
         torch.testing.assert_close(a, e, rtol=1e-2 if e.dtype == torch.bfloat16 or autocast else 1e-5, atol=1e-5)
 
 
+def test_padding_by_other_means_is_torch_s_own() -> None:
+    x = torch.randn(1, 3, 6, 6, dtype=torch.bfloat16)
+    for how in ({"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}):
+        layer = Conv2d(3, 5, 3, bias=False, **how).bfloat16()  # type: ignore[arg-type]
+        assert torch.equal(convolved(x, layer), nn.Conv2d.forward(layer, x))
+
+
 def test_a_frozen_weight_has_no_gradient() -> None:
     layer = Conv2d(3, 5, 3, bias=False).bfloat16().requires_grad_(False)
     x = torch.randn(1, 3, 4, 4, dtype=torch.bfloat16, requires_grad=True)

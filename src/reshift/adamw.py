@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from reshift.halves import Halves
 
+SPARES = 8  # recordings of one optimiser's steps that may follow each other; there is one for every set of objectives due at once
+
 
 class FusedAdamW:
     """Steps of ``optimiser``, for which ``halves`` are kept up to date."""
@@ -42,7 +44,9 @@ class FusedAdamW:
             beta1, beta2, math.log(beta1) if beta1 else -math.inf, math.log(beta2), group["eps"], BLOCK=kernels.BLOCK,
             num_warps=8,
         )  # fmt: skip
-        self._forget()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.halves:
+            self.halves.forget()
         return norm
 
     def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
@@ -54,12 +58,6 @@ class FusedAdamW:
         if _steps(grad) != _steps(parameter):
             grad = torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)
         return grad if grad.data_ptr() % 16 == 0 else grad.clone()
-
-    def _forget(self) -> None:
-        for parameter in self.tables.parameters if self.tables else ():
-            parameter.grad = None
-            if self.halves and (half := self.halves.of(parameter)) is not None:
-                half.grad = None
 
 
 class _Tables:
@@ -85,7 +83,7 @@ class _Tables:
         blocks = [(i, start) for i, p in enumerate(self.parameters) for start in range(0, p.numel(), BLOCK)]
         self.owners, self.starts = torch.tensor(blocks, device=device).t().contiguous()
         self.grads = torch.zeros_like(self.sizes)
-        self.spare: Tensor | None = None
+        self.spares: list[Tensor] = []
         self.recorded: list[Tensor] = []
 
     def point(self, grads: list[Tensor | None]) -> None:
@@ -93,16 +91,16 @@ class _Tables:
         addresses = torch.tensor([0 if grad is None else grad.data_ptr() for grad in grads])
         if not self.grads.is_cuda or not torch.cuda.is_current_stream_capturing():
             self.grads.copy_(addresses)
-            self.spare = addresses.pin_memory() if self.grads.is_cuda and self.spare is None else self.spare
+            while self.grads.is_cuda and len(self.spares) < SPARES:  # memory cannot be pinned while a step is recorded
+                self.spares.append(torch.empty_like(addresses, pin_memory=True))
             return
-        if self.spare is None:
-            raise RuntimeError("a step has to run once before it can be recorded: memory cannot be pinned meanwhile")
+        if not self.spares:
+            raise RuntimeError("a step has to run before it can be recorded")
         from reshift.adamw_triton import MANY, fetch
 
-        self.spare.copy_(addresses)
-        fetch[(-(-len(grads) // MANY),)](self.spare, self.grads, len(grads), MANY=MANY)  # a copy inside a graph takes 15 µs
-        self.recorded.append(self.spare)  # every replay reads it
-        self.spare = None
+        host = self.spares.pop().copy_(addresses)
+        fetch[(-(-len(grads) // MANY),)](host, self.grads, len(grads), MANY=MANY)  # a copy inside a graph takes 15 µs
+        self.recorded.append(host)  # every replay reads it
 
 
 def _steps(tensor: Tensor) -> list[int]:

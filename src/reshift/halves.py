@@ -68,6 +68,11 @@ class Halves:
         for (whole, half, _), grad in zip(known, grads, strict=True):
             whole.grad, half.grad = grad, None
 
+    def forget(self) -> None:
+        """Drop all gradients, also those of weights that another objective's loss went through."""
+        for half in self.half:
+            half.grad = None
+
     def _put(self, tensors: Sequence[Tensor]) -> None:
         for (layer, name), tensor in zip(self.places, tensors, strict=True):
             layer._parameters[name] = tensor  # type: ignore[assignment]  # noqa: SLF001

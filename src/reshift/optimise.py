@@ -74,6 +74,8 @@ def one_step(due: Sequence[Trained], x: Tensor, step: Step, config: TrainConfig)
     logs: dict[str, Tensor] = {}
     for each in due:
         each.optimiser.zero_grad(set_to_none=True)
+        if each.halves:
+            each.halves.forget()
         with precision(x.device, config.amp), each.halves.in_use() if each.halves else nullcontext():
             losses = each.objective.loss(x, step)
         losses["loss"].backward()

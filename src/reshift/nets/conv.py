@@ -31,7 +31,8 @@ class Conv2d(nn.Conv2d):
 def convolved(x: Tensor, layer: nn.Conv2d) -> Tensor:
     """``x`` by the layer's weight alone."""
     half = x.dtype == layer.weight.dtype and x.dtype in HALF  # and so neither in float32 nor in autocast's hands
-    if not half or not layer.weight.requires_grad:
+    plainly_padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if not (half and plainly_padded and layer.weight.requires_grad):
         plain: Tensor = layer._conv_forward(x, layer.weight, None)  # noqa: SLF001
         return plain
     function: Any = _Convolution
