@@ -44,7 +44,7 @@ def test_gradients_of_input_and_weight_apart_are_those_of_both(dtype: torch.dtyp
 def test_padding_by_other_means_is_torch_s_own() -> None:
     x = torch.randn(1, 3, 6, 6, dtype=torch.bfloat16)
     for how in ({"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}):
-        layer = Conv2d(3, 5, 3, bias=False, **how).bfloat16()  # type: ignore[arg-type]
+        layer = Conv2d(3, 5, 3, bias=False, **how).bfloat16()
         assert torch.equal(convolved(x, layer), nn.Conv2d.forward(layer, x))
 
 
