@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from reshift.core.quantize import lookup, nearest_code, straight_through
 from reshift.core.windows import Up, margin
 from reshift.nets.norm_relu import NormRelu
+from reshift.nets.pointwise import Pointwise
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 
 
@@ -42,10 +43,10 @@ class VQVAE(nn.Module):
         super().__init__()
         self.factor = 2 ** len(widths)
         down = [_down(a, b) for a, b in zip((channels, *widths[:-1]), widths, strict=True)]
-        self.encoder = nn.Sequential(*down, nn.Conv2d(widths[-1], d_z, 1))
+        self.encoder = nn.Sequential(*down, Pointwise(widths[-1], d_z))
         up = [_up(b, a) for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True)]
         last = (ThinConvTranspose2d if channels == 1 else nn.ConvTranspose2d)(widths[0], channels, 4, stride=2, padding=1)
-        self.decoder = nn.Sequential(nn.Conv2d(d_z, widths[-1], 1), *up, last, nn.Tanh())
+        self.decoder = nn.Sequential(Pointwise(d_z, widths[-1]), *up, last, nn.Tanh())
         self.codebook = nn.Parameter(torch.empty(K, d_z).uniform_(-1.0 / K, 1.0 / K))
 
     def encode(self, x: Tensor) -> Quantized:
