@@ -4,6 +4,8 @@ torch's SyncBatchNorm runs on CUDA only. Ours also runs under gloo, so that trai
 process gives at the same global batch, and a test can say so.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -35,6 +37,13 @@ class BatchNorm(nn.BatchNorm2d):
     def spans_processes(self) -> bool:
         """Whether statistics must now be added up over processes."""
         return self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+    def by(self, function: Any, x: Tensor) -> Tensor:
+        """``x`` through a fused ``autograd.Function`` that wants channels last, and that moves the running statistics itself."""
+        running = (self.running_mean, self.running_var, self.num_batches_tracked)
+        x = x.contiguous(memory_format=torch.channels_last)
+        out: Tensor = function.apply(x, self.weight, self.bias, running, self.training, self.momentum, self.eps)
+        return out
 
     def _global_forward(self, x: Tensor) -> Tensor:
         values = x.float()

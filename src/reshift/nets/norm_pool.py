@@ -4,9 +4,6 @@ torch writes four whole maps and their indices for this, and reads them again on
 where the batch spans processes, it is torch's own, with ReLU last: it commutes with the maximum, and has a quarter to do there.
 """
 
-from typing import Any
-
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,8 +32,4 @@ def fused(x: Tensor, norm: NormPool) -> Tensor:
     """Run ``norm`` by Triton; on the CPU only where Triton interprets its kernels."""
     from reshift.nets.norm_pool_triton import NormPoolFunction
 
-    function: Any = NormPoolFunction
-    x = x.contiguous(memory_format=torch.channels_last)
-    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    out: Tensor = function.apply(x, norm.weight, norm.bias, running, norm.training, norm.momentum, norm.eps)
-    return out
+    return norm.by(NormPoolFunction, x)

@@ -3,9 +3,6 @@
 Elsewhere, without Triton, and where the batch spans processes, it is torch's own.
 """
 
-from typing import Any
-
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,8 +32,4 @@ def fused(x: Tensor, norm: NormRelu) -> Tensor:
     """Run ``norm`` by Triton; on the CPU only where Triton interprets its kernels."""
     from reshift.nets.norm_relu_triton import NormReluFunction
 
-    function: Any = NormReluFunction
-    x = x.contiguous(memory_format=torch.channels_last)
-    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    out: Tensor = function.apply(x, norm.weight, norm.bias, running, norm.training, norm.momentum, norm.eps)
-    return out
+    return norm.by(NormReluFunction, x)
