@@ -1,4 +1,4 @@
-"""Our own kernels run where Triton can compile; where it cannot, one line says so and torch's own run."""
+"""Our own kernels run where Triton can compile, and train as torch's do; where it cannot, a line says so and torch's own run."""
 
 import sys
 from types import ModuleType
@@ -6,8 +6,13 @@ from types import ModuleType
 import pytest
 import torch
 
-from helpers import interpret
-from reshift.nets import kernels
+from helpers import TINY_DMD, interpret
+from reshift import optimise
+from reshift.bundle import build
+from reshift.methods.detector import Step
+from reshift.nets import attention, conv, groupnorm, kernels, norm_pool, norm_relu, thin
+from reshift.pipeline import resolve
+from reshift.train import as_module
 
 CPU = torch.device("cpu")
 
@@ -67,3 +72,33 @@ def the_trial_doubles() -> None:
 
 def test_the_trial_kernel_doubles() -> None:
     interpret("test_kernels", "the_trial_doubles()")
+
+
+def losses(*, own: bool) -> list[float]:
+    """Both stages of a small DMD, two steps each, by our own kernels or by torch's."""
+    for module in (attention, conv, groupnorm, norm_pool, norm_relu, optimise, thin):
+        vars(module)["run_on"] = lambda _x: own
+    torch.manual_seed(0)
+    detector = build(config := resolve(None, "paper", [TINY_DMD]))
+    found = []
+    for stage in detector.stages():
+        as_module(detector).eval().requires_grad_(False)
+        for part in stage.objectives[0].modules:
+            part.train().requires_grad_(True)
+        trained = optimise.optimisers(stage.objectives, None, config.train, CPU)
+        assert (trained[0].fused is not None) == own
+        for group in trained[0].optimiser.param_groups:
+            group["lr"] = torch.tensor(group["lr"])  # as on a GPU
+        for i in range(2):
+            step = Step(torch.Generator().manual_seed(i))
+            logs = optimise.one_step(trained, 2.0 * step.uniform(4, 1, 32, 32) - 1.0, step, config.train)
+            found += [float(logs["loss"]), float(logs["gradient"])]
+    return found
+
+
+def training_is_the_same() -> None:
+    assert losses(own=True) == pytest.approx(losses(own=False), rel=1e-5)
+
+
+def test_a_whole_training_by_our_own_kernels_is_torch_s() -> None:
+    interpret("test_kernels", "training_is_the_same()")
