@@ -21,6 +21,14 @@ CHANNELS = 8  # whose slabs a program adds up
 
 
 @triton.jit
+def _keep(part, slab, C, channel, first, second):
+    """Store a slab's two sums."""
+    out = part + slab * 2 * C + channel
+    tl.store(out, tl.sum(first, 0), channel < C)
+    tl.store(out + C, tl.sum(second, 0), channel < C)
+
+
+@triton.jit
 def _statistics(x, part, N, C, LOOP: tl.constexpr, R: tl.constexpr, CP: tl.constexpr):
     """Per channel Σ(x - pivot) and Σ(x - pivot)² over one slab; the pivot, the first position, keeps the digits of small ones."""
     slab, channel = tl.program_id(0), tl.arange(0, CP)
@@ -34,9 +42,7 @@ def _statistics(x, part, N, C, LOOP: tl.constexpr, R: tl.constexpr, CP: tl.const
         value = tl.where(inside, value - pivot, 0.0)
         first += value
         second += value * value
-    out = part + slab * 2 * C + channel
-    tl.store(out, tl.sum(first, 0), known)
-    tl.store(out + C, tl.sum(second, 0), known)
+    _keep(part, slab, C, channel, first, second)
 
 
 @triton.jit
@@ -143,9 +149,7 @@ def _back_sums(x, dy, mean, rstd, weight, bias, part, P, W, C, LOOP: tl.constexp
         du = tl.where(top <= 0.0, 0.0, tl.load(dy + pooled, inside, 0.0).to(tl.float32))
         first += du
         second += du * hat
-    out = part + slab * 2 * C + channel
-    tl.store(out, tl.sum(first, 0), channel < C)
-    tl.store(out + C, tl.sum(second, 0), channel < C)
+    _keep(part, slab, C, channel, first, second)
 
 
 @triton.jit

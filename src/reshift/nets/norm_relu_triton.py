@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reshift.nets.norm_pool_triton import _channels, _Cut, add_up, measure
+from reshift.nets.norm_pool_triton import _channels, _Cut, _keep, add_up, measure
 
 ELEMENTS = 2048, 512  # that a program looks at at once, and slabs at most
 
@@ -64,9 +64,7 @@ def _back_sums(
         du, hat = _slope(x, dy, at, inside, m, r, w, b)
         first += du
         second += du * hat
-    out = part + slab * 2 * C + channel
-    tl.store(out, tl.sum(first, 0), channel < C)
-    tl.store(out + C, tl.sum(second, 0), channel < C)
+    _keep(part, slab, C, channel, first, second)
 
 
 @triton.jit
