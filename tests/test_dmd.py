@@ -227,7 +227,7 @@ def test_latents_diffuse_at_unit_variance() -> None:
 def test_codes_start_on_encoder_outputs_and_dead_ones_are_restarted() -> None:
     model = make(restart_after=2)
     with torch.no_grad():
-        model._fit_codebook(iter([images(8)]))
+        model.vqvae.fit_codebook(iter([images(8)]))
         model.vqvae.train()
         usage = model._code_usage(model.vqvae.encode(images(8)), step())["code_usage"]
         assert float(usage) > 0.5

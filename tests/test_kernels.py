@@ -10,7 +10,7 @@ from helpers import TINY_DMD, interpret
 from reshift import optimise
 from reshift.bundle import build
 from reshift.methods.detector import Step
-from reshift.nets import attention, conv, groupnorm, kernels, norm_pool, norm_relu, thin
+from reshift.nets import attention, beside, conv, groupnorm, kernels, nearest, norm_pool, norm_relu, thin
 from reshift.pipeline import resolve
 from reshift.train import as_module
 
@@ -75,9 +75,10 @@ def test_the_trial_kernel_doubles() -> None:
 
 
 def losses(*, own: bool) -> list[float]:
-    """Both stages of a small DMD, two steps each, by our own kernels or by torch's."""
-    for module in (attention, conv, groupnorm, norm_pool, norm_relu, optimise, thin):
+    """Both stages of a small DMD, two steps each, by our own kernels and as recorded steps do, or by torch's."""
+    for module in (attention, conv, groupnorm, nearest, norm_pool, norm_relu, optimise, thin):
         vars(module)["run_on"] = lambda _x: own
+    vars(beside)["_recording"] = lambda _x: own
     torch.manual_seed(0)
     detector = build(config := resolve(None, "paper", [TINY_DMD]))
     found = []

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from reshift.nets.conv import Conv2d
-from reshift.nets.pointwise import Pointwise
+from reshift.nets.pointwise import Linear, Pointwise
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 
 # Not whatever derives from them: such a layer may compute with its weight.
-LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, Conv2d, Pointwise, ThinConv2d, ThinConvTranspose2d)
+LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, Conv2d, Linear, Pointwise, ThinConv2d, ThinConvTranspose2d)
 
 
 class Halves:

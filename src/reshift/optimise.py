@@ -13,6 +13,7 @@ from reshift.adamw import FusedAdamW
 from reshift.config import TrainConfig
 from reshift.halves import Halves
 from reshift.methods.detector import Objective, Step
+from reshift.nets.beside import weights_last
 from reshift.nets.kernels import run_on
 from reshift.runtime import precision
 
@@ -78,7 +79,8 @@ def one_step(due: Sequence[Trained], x: Tensor, step: Step, config: TrainConfig)
             each.halves.forget()
         with precision(x.device, config.amp), each.halves.in_use() if each.halves else nullcontext():
             losses = each.objective.loss(x, step)
-        losses["loss"].backward()
+        with weights_last(x):
+            losses["loss"].backward()
         norm = each.fused.step(config.clip) if each.fused else _step(each, step.world, config.clip)
         if config.clip:
             logs["gradient"] = norm

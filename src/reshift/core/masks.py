@@ -6,7 +6,7 @@ from torch import Tensor
 
 def square_side(rho: Tensor, h: int, w: int) -> Tensor:
     """Eq. A1, first line: :math:`\\ell = \\min(\\min(h, w), \\max(1, \\mathrm{round}(\\sqrt{\\rho h w})))`, per sample."""
-    return (rho * h * w).sqrt().round().long().clamp(min=1, max=min(h, w))
+    return (rho * (h * w)).sqrt().round().long().clamp(min=1, max=min(h, w))
 
 
 def square_start(u: Tensor, side: Tensor, length: int) -> Tensor:
@@ -17,12 +17,16 @@ def square_start(u: Tensor, side: Tensor, length: int) -> Tensor:
 
 def square_mask(side: Tensor, a: Tensor, b: Tensor, h: int, w: int) -> Tensor:
     """Eq. A1, third line: M[i, j] = 1 where a ≤ i < a + ℓ and b ≤ j < b + ℓ. Returns ``(B, 1, h, w)`` of 0. and 1."""
-    side, a, b = side.view(-1, 1), a.view(-1, 1), b.view(-1, 1)
-    i = torch.arange(h, device=side.device).view(1, h)
-    j = torch.arange(w, device=side.device).view(1, w)
-    rows = (a <= i) & (i < a + side)  # (B, h)
-    cols = (b <= j) & (j < b + side)  # (B, w)
-    return (rows[:, :, None] & cols[:, None, :]).unsqueeze(1).float()
+    start, i = torch.stack([a, b], dim=1)[:, :, None], torch.arange(max(h, w), device=side.device)
+    inside = (start <= i) & (i < start + side.view(-1, 1, 1))  # (B, 2, …): both axes at once, for the fewer kernels
+    return (inside[:, 0, :h, None] & inside[:, 1, None, :w]).unsqueeze(1).float()
+
+
+def random_square(u: Tensor, rho_min: float, rho_max: float, n: int) -> Tensor:
+    """Eq. A1 on an n×n grid, from ``u (B, 3)`` ~ U[0, 1): the area's share, uniform from ρ_min to ρ_max, and both starts."""
+    side = square_side(rho_min + (rho_max - rho_min) * u[:, 0], n, n)
+    a, b = square_start(u[:, 1:], side[:, None], n).unbind(1)
+    return square_mask(side, a, b, n, n)
 
 
 def grid_starts(length: int, side: int, stride: int) -> list[int]:

@@ -5,7 +5,7 @@ paper leaves open is listed, with its reason, in docs/equations.md.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from torch.linalg import vector_norm
 
 from reshift.config import Frozen
 from reshift.core.anomaly import overlap_average, residual_map
-from reshift.core.diffusion import clean_estimate, masked_forward
+from reshift.core.diffusion import Roots, clean_estimate, masked_forward, roots, roots_at
 from reshift.core.losses import classification_loss, diffusion_loss, stage2_loss, vq_loss
-from reshift.core.masks import grid_corners, square_mask, square_side, square_start
-from reshift.core.quantize import code_counts, some_rows, usage_and_perplexity, vectors
-from reshift.core.schedule import at, linear_alpha_bar
+from reshift.core.masks import grid_corners, random_square
+from reshift.core.quantize import code_counts, usage_and_perplexity, vectors
+from reshift.core.schedule import linear_alpha_bar
 from reshift.core.windows import Windows
 from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
 from reshift.methods.dmd_settings import STAGE1, STAGE2, DMDSettings
@@ -26,7 +26,15 @@ from reshift.nets.classifier import Classifier
 from reshift.nets.unet import UNet
 from reshift.nets.vqvae import VQVAE, Quantized
 
-Drawn = tuple[Tensor, Tensor, Tensor]  # M (B, 1, h, w), t (B,), ε (B, d_z, h, w)
+
+class Drawn(NamedTuple):
+    """What is drawn for a batch, and what follows from it alone."""
+
+    M: Tensor  # (B, 1, h, w)
+    t: Tensor  # (B,)
+    eps: Tensor  # (B, d_z, h, w)
+    a_bar: Roots
+    when: Tensor | None  # what t says to the denoiser
 
 
 class DMD(nn.Module):
@@ -44,6 +52,7 @@ class DMD(nn.Module):
     bf16_cpu: ClassVar[bool] = True
     recordable: ClassVar[bool] = True
     alpha_bar: Tensor
+    roots: Tensor
     scale: Tensor
     idle: Tensor
 
@@ -63,6 +72,7 @@ class DMD(nn.Module):
         self.denoiser = UNet(s.d_z, s.unet_widths, s.unet_blocks) if s.diffusion else nn.Identity()
         self.shift = Classifier(channels, s.classifier_widths, s.classifier_hidden) if s.classifier else nn.Identity()
         self.register_buffer("alpha_bar", linear_alpha_bar(s.timesteps), persistent=False)
+        self.register_buffer("roots", roots(self.alpha_bar).to(torch.get_default_dtype()), persistent=False)
         self.register_buffer("scale", torch.ones(()))  # multiplies z_q so that Eq. 5 starts from unit variance
         self.register_buffer("idle", torch.zeros(s.codes))  # steps since each code was last chosen
         self._planned: tuple[tuple[DMDSettings, torch.device], Windows, Tensor] | None = None
@@ -75,9 +85,9 @@ class DMD(nn.Module):
         second = tuple(m for m in (self.denoiser, self.shift) if not isinstance(m, nn.Identity))
         if not s.pretraining:
             joint = Objective((self.vqvae, *second), self._joint, after=self._restart_dead_codes)
-            return (Stage("joint", s.stage2_epochs, (joint,), self._fit_codebook, self._facts("joint", STAGE1 | STAGE2)),)
+            return (Stage("joint", s.stage2_epochs, (joint,), self.vqvae.fit_codebook, self._facts("joint", STAGE1 | STAGE2)),)
         pretraining = Objective((self.vqvae,), self._stage1, after=self._restart_dead_codes)
-        first = Stage("autoencoder", s.stage1_epochs, (pretraining,), self._fit_codebook, self._facts("VQ-VAE", STAGE1))
+        first = Stage("autoencoder", s.stage1_epochs, (pretraining,), self.vqvae.fit_codebook, self._facts("VQ-VAE", STAGE1))
         if not second:
             return (first,)
         objective, facts = Objective(second, self._stage2), self._facts("masked restoration", STAGE2)
@@ -92,48 +102,52 @@ class DMD(nn.Module):
         return {"loss": self._vq(x, x_hat, q), **self._code_usage(q, step)}
 
     def _stage2(self, x: Tensor, step: Step) -> dict[str, Tensor]:
-        with torch.no_grad():
-            with beside(x) as join:  # the frozen encoder, while masks and noise are drawn
-                z0 = self.latents(x)
-            drawn = self._draw(len(x), step)
-            join()
+        with beside(x) as join, torch.no_grad():  # the frozen encoder, while masks and noise are drawn
+            z0 = self.latents(x)
+        drawn = self._draw(len(x), step)
+        join()
         z0_hat, logs = self._restored(z0, drawn)
-        return self._finish(logs, x, self._decode(z0_hat))
+        return self._finish(logs, x, z0_hat, self._decode(z0_hat))
 
     def _joint(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         q = self.vqvae.encode(x)
         z0_hat, logs = self._restored(q.z_q.detach() * self.scale, self._draw(len(x), step))
         both = torch.cat([self._hide(q.z_st, step) * self.scale, z0_hat])  # one pass: BatchNorm sees one set of statistics
         x_hat, x_r = self._decode(both).chunk(2)
-        logs = self._finish(logs, x, x_r)
+        logs = self._finish(logs, x, z0_hat, x_r)
         return {**logs, "loss": logs["loss"] + self._vq(x, x_hat, q), **self._code_usage(q, step)}
 
     def _draw(self, b: int, step: Step) -> Drawn:
         """Algorithm 1, line 15: M, t and ε for every sample."""
         s, g = self.settings, self.grid
-        return self._random_mask(b, step), step.integers(1, s.timesteps, b), step.normal(b, s.d_z, g, g)
+        M, t, eps = self._random_mask(b, step), step.integers(1, s.timesteps, b), step.normal(b, s.d_z, g, g)
+        when = self.denoiser.when(t, self.scale.dtype) if isinstance(self.denoiser, UNet) else None
+        return Drawn(M, t, eps, roots_at(self.roots, t), when)
 
     def _restored(self, z0: Tensor, drawn: Drawn) -> tuple[Tensor, dict[str, Tensor]]:
         """Algorithm 1, lines 16 and 17: noise inside M, estimate the clean latent, take L_diff."""
-        M, t, eps = drawn
+        M, t, eps, a_bar, when = drawn
         if not self.settings.diffusion:
             return (1.0 - M) * z0, {}
-        a_bar = at(self.alpha_bar, t)
         z_t = masked_forward(z0, eps, M, a_bar)
-        eps_hat = self.denoiser(z_t, t).to(z_t.dtype)
-        z0_hat = clean_estimate(z_t, eps_hat, z0, M, a_bar)
-        return z0_hat, {"diffusion": diffusion_loss(eps, eps_hat, M), "latent_peak": vector_norm(z0_hat.detach(), torch.inf)}
+        eps_hat = self.denoiser(z_t, t, when).to(z_t.dtype)
+        return clean_estimate(z_t, eps_hat, z0, M, a_bar), {"diffusion": diffusion_loss(eps, eps_hat, M)}
 
-    def _finish(self, logs: dict[str, Tensor], x: Tensor, x_r: Tensor) -> dict[str, Tensor]:
-        """Add L_cls and combine into L_stage2, as far as this variant has the parts."""
-        zero = x.new_zeros(())
-        l_diff = logs.get("diffusion", zero)
+    def _finish(self, logs: dict[str, Tensor], x: Tensor, z0_hat: Tensor, x_r: Tensor) -> dict[str, Tensor]:
+        """Add L_cls and combine into L_stage2, as far as this variant has the parts; what is only logged on the side."""
+        with beside(x) as join, torch.no_grad():
+            logs |= {"latent_peak": vector_norm(z0_hat, torch.inf)} if self.settings.diffusion else {}
+        l_diff = logs["diffusion"] if self.settings.diffusion else x.new_zeros(())
         if not self.settings.classifier:
+            join()
             return {**logs, "loss": l_diff}
         x_r = x_r if self.settings.feedback else x_r.detach()
-        logits, logits_r = self.shift(torch.cat([x, x_r])).to(x.dtype).chunk(2)  # one joint batch for BatchNorm's sake
+        both = torch.cat([x.to(x_r.dtype), x_r])  # one joint batch for BatchNorm's sake
+        logits, logits_r = self.shift(both).to(x.dtype).chunk(2)
+        with beside(x) as join, torch.no_grad():
+            right = torch.cat([logits[:, 0] > logits[:, 1], logits_r[:, 1] > logits_r[:, 0]]).float().mean()
         l_cls = classification_loss(logits, logits_r)
-        right = torch.cat([logits[:, 0] > logits[:, 1], logits_r[:, 1] > logits_r[:, 0]]).float().mean()
+        join()
         return {**logs, "loss": stage2_loss(l_diff, l_cls, self.settings.lambda_cls), "classification": l_cls, "accuracy": right}
 
     def _vq(self, x: Tensor, x_hat: Tensor, q: Quantized) -> Tensor:
@@ -145,8 +159,7 @@ class DMD(nn.Module):
         s, g = self.settings, self.grid
         if not s.masking:
             return self.scale.new_ones(b, 1, g, g)
-        side = square_side(s.rho_min + (s.rho_max - s.rho_min) * step.uniform(b), g, g)
-        return square_mask(side, square_start(step.uniform(b), side, g), square_start(step.uniform(b), side, g), g, g)
+        return random_square(step.uniform(b, 3), s.rho_min, s.rho_max, g)
 
     def _hide(self, z: Tensor, step: Step) -> Tensor:
         """Without latent diffusion the autoencoder itself must learn to fill masked latents; otherwise it sees them all."""
@@ -170,24 +183,10 @@ class DMD(nn.Module):
             self.vqvae.codebook[dead] = self._recent[pick]
         self.idle[dead] = 0.0
 
-    def _fit_codebook(self, images: Iterable[Tensor]) -> None:
-        """Algorithm 1, line 1: start the codes on outputs of the untrained encoder. Random codes collapse to a handful."""
-        generator = torch.Generator().manual_seed(0)
-        self.vqvae.encoder.train()  # batch statistics, as in the first step; running ones do not exist yet
-        samples = [some_rows(vectors(self.vqvae.encode(x).z_e), self.settings.codes, generator) for x in images]
-        self.vqvae.encoder.eval()
-        self.vqvae.codebook.copy_(some_rows(torch.cat(samples), self.settings.codes, generator))
-
     def _fit_scale(self, images: Iterable[Tensor]) -> None:
         """Set ``scale`` to 1 / std of z_q over the training images."""
-        if self.settings.latent_scale == "none" or not self.settings.diffusion:
-            return
-        n, total, squares = 0, 0.0, 0.0
-        for x in images:
-            z = self.vqvae.encode(x).z_q.double()
-            n, total, squares = n + z.numel(), total + float(z.sum()), squares + float(z.square().sum())
-        std = max(squares / n - (total / n) ** 2, 1e-12) ** 0.5
-        self.scale.fill_(1.0 / std)
+        if self.settings.latent_scale != "none" and self.settings.diffusion:
+            self.scale.fill_(1.0 / self.vqvae.deviation(images))
 
     # ---- Algorithm 2: inference ------------------------------------------------------------------------------------
 
@@ -196,7 +195,7 @@ class DMD(nn.Module):
         return self.vqvae.encode(x).z_q * self.scale
 
     def _decode(self, z0: Tensor) -> Tensor:
-        return self.vqvae.decode(z0 / self.scale).to(z0.dtype)
+        return self.vqvae.decode(z0 / self.scale)
 
     def inference_masks(self) -> tuple[Tensor, Tensor]:
         """The K_M grid masks and one Gaussian draw for each, the same for every image; drawn on the CPU for every device."""
@@ -226,7 +225,7 @@ class DMD(nn.Module):
         if not self.settings.diffusion:
             return (1.0 - hidden) * seen(z0)
         t = torch.full((1,), self.settings.t_star, device=z0.device)
-        a_bar = at(self.alpha_bar, t)
+        a_bar = roots_at(self.roots, t)
         # Eq. 5 is affine in z_0: what is the same for all images is worked out first, and (B, k, …) is written only once.
         gain = masked_forward(torch.ones_like(M), torch.zeros_like(M), M, a_bar)
         z_t = (gain * z0).add_(masked_forward(torch.zeros_like(M), eps, M, a_bar))
@@ -266,7 +265,8 @@ class DMD(nn.Module):
     def reconstruction_shift(self, x: Tensor, step: Step) -> Tensor:
         """x^r - x̂ of a random mask and t as in training: what a restoration changes, less the decoder's own error."""
         z0 = self.latents(x)
-        x_r, x_hat = self._decode(torch.cat([self._restored(z0, self._draw(len(x), step))[0], z0])).chunk(2)
+        z0_hat, _ = self._restored(z0, self._draw(len(x), step))
+        x_r, x_hat = self._decode(torch.cat([z0_hat, z0])).to(x.dtype).chunk(2)
         return x_r - x_hat
 
     def features(self, x: Tensor) -> Tensor | None:

@@ -1,5 +1,5 @@
 """A convolution for training in half precision on a GPU: its bias, and what is added to its output, in one kernel of ours, and
-on the way back the gradients of input and weight beside each other.
+on the way back the gradient of the weight beside whatever comes next.
 
 cuDNN's convolutions leave the bias to a kernel of its own, whose gradient torch sums slowly over few channels, and a gradient
 that is a part of a wider tensor is copied by everyone who reads it.
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reshift.nets.beside import beside
+from reshift.nets.beside import later
 from reshift.nets.kernels import run_on
 from reshift.nets.pointwise import column_sums
 
@@ -30,7 +30,8 @@ class Conv2d(nn.Conv2d):
 
 def convolved(x: Tensor, layer: nn.Conv2d) -> Tensor:
     """``x`` by the layer's weight alone."""
-    half = x.dtype == layer.weight.dtype and x.dtype in HALF  # and so neither in float32 nor in autocast's hands
+    half = layer.weight.dtype in HALF  # and so neither in float32 nor in autocast's hands
+    x = x.to(layer.weight.dtype) if half else x
     plainly_padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     if not (half and plainly_padded and layer.weight.requires_grad):
         plain: Tensor = layer._conv_forward(x, layer.weight, None)  # noqa: SLF001
@@ -41,7 +42,7 @@ def convolved(x: Tensor, layer: nn.Conv2d) -> Tensor:
 
 
 class _Convolution(torch.autograd.Function):
-    """torch's own convolution; its two gradients, each too small for the whole card, at the same time."""
+    """torch's own convolution; its two gradients, each too small for the whole card, apart from each other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, how: tuple[Any, ...]) -> Tensor:
@@ -56,10 +57,9 @@ class _Convolution(torch.autograd.Function):
         by_x, by_weight, _ = ctx.needs_input_grad
         dy = grads[0].contiguous(memory_format=torch.channels_last)
         given = (dy, x, weight, None, *ctx.how)
-        with beside(x) as join:
-            dw = torch.ops.aten.convolution_backward(*given, [False, True, False])[1] if by_weight else None
-        dx = torch.ops.aten.convolution_backward(*given, [True, False, False])[0] if by_x else None
-        join()
+        back = torch.ops.aten.convolution_backward
+        (dw,) = later((weight,), lambda: (back(*given, [False, True, False])[1] if by_weight else None,), dy, x)
+        dx = back(*given, [True, False, False])[0] if by_x else None
         return dx, dw, None
 
 
@@ -77,12 +77,15 @@ class _Plus(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, bias: Tensor | None, other: Tensor | None) -> Tensor:
         from reshift.nets.conv_triton import added
 
-        ctx.types = None if bias is None else bias.dtype, None if other is None else other.dtype
+        ctx.save_for_backward(bias)
+        ctx.other = None if other is None else other.dtype
         return added(y, bias, other)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        bias, other = ctx.types
+        (bias,), sums = ctx.saved_tensors, None
         dy = grads[0].contiguous(memory_format=torch.channels_last)
-        sums = column_sums(dy.permute(0, 2, 3, 1).flatten(0, 2)).to(bias) if bias and ctx.needs_input_grad[1] else None
-        return dy, sums, dy.to(other) if other else None
+        if bias is not None and ctx.needs_input_grad[1]:
+            rows = dy.permute(0, 2, 3, 1).flatten(0, 2)
+            (sums,) = later((bias,), lambda: (column_sums(rows).to(bias.dtype),), dy)
+        return dy, sums, dy.to(ctx.other) if ctx.other else None

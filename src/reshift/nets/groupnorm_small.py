@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reshift.nets.beside import later
 from reshift.nets.groupnorm_triton import _slope, pointer
 
 LARGEST = 8192  # elements that one program can hold; going back it holds twice as many tensors
@@ -173,5 +174,5 @@ class SmallGroupNormFunction(torch.autograd.Function):
             x, given, dy, weight, bias, mean, rstd, dx, dx if doffset is None else doffset, both[0], both[1], stride,
             h * w, c, groups, ACT=ctx.act, OFFSET=offset is not None, **form,
         )  # fmt: skip
-        dw, db = over_images(both, weight.dtype)
+        dw, db = later((weight, bias), lambda: over_images(both, weight.dtype), both)
         return dx, doffset, dw, db, None, None, None

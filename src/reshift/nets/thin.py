@@ -47,6 +47,11 @@ def fused(x: Tensor, layer: nn.Conv2d | nn.ConvTranspose2d) -> Tensor:
     """Run ``layer`` by Triton; on the CPU only where Triton interprets its kernels."""
     from reshift.nets.thin_triton import Narrow, Widen
 
-    function: Any = Narrow if isinstance(layer, nn.ConvTranspose2d) else Widen
-    out: Tensor = function.apply(x.to(layer.weight.dtype), layer.weight, layer.stride[0], int(layer.padding[0]))
-    return out if layer.bias is None else out + layer.bias.view(1, -1, 1, 1)
+    x, weight, bias, s, p = x.to(layer.weight.dtype), layer.weight, layer.bias, layer.stride[0], int(layer.padding[0])
+    narrow: Any = Narrow.apply
+    widen: Any = Widen.apply
+    if isinstance(layer, nn.ConvTranspose2d):
+        pixels: Tensor = narrow(x, weight, bias, s, p)
+        return pixels
+    out: Tensor = widen(x, weight, s, p)
+    return out if bias is None else out + bias.view(1, -1, 1, 1)

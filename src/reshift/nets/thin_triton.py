@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reshift.nets.beside import later
+
 TILE = 4096  # values of the wide side that a program holds
 PROGRAMS = 512  # that share the sums of a weight's gradient
 CHANNELS = 8  # whose parts a program adds up
@@ -47,11 +49,11 @@ def _widen(
 
 @triton.jit
 def _narrow(
-    z, weight, out, H, W, h, w, c, first, step,
-    s: tl.constexpr, p: tl.constexpr, k: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    z, weight, bias, out, H, W, h, w, c, first, step,
+    BIAS: tl.constexpr, s: tl.constexpr, p: tl.constexpr, k: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
     LOW: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """out[y, x] = Σ z[i, j, :]·weight[:, a, e] over all that belong to (y, x).
+    """out[y, x] = bias + Σ z[i, j, :]·weight[:, a, e] over all that belong to (y, x).
 
     A program takes L // s lines of ``step`` times s columns, x = s·m + f. It reads a row of z once, P positions j, and multiplies
     it by all that it gives any of these lines: the product has a column for every shift j - m, line and f, most of them 0. Once
@@ -78,6 +80,8 @@ def _narrow(
     there = (where >= 0) & (where < P)
     value = tl.where(there, tl.gather(value, tl.where(there, where, 0), 0), 0.0)
     total = tl.sum(tl.reshape(value, (P, D, L)), 1)
+    if BIAS:
+        total += tl.load(bias).to(tl.float32)
     y, x = top + tl.arange(0, L) // s, ((start + place) * s)[:, None] + (tl.arange(0, L) % s)[None, :]
     inside = ((tl.arange(0, L) // s < lines) & (y < H))[None, :] & (place < step)[:, None] & (x < W)
     tl.store(out + (image * H + y)[None, :] * W + x, total.to(out.dtype.element_ty), inside)
@@ -129,7 +133,7 @@ def widen(x: Tensor, weight: Tensor, s: int, p: int) -> Tensor:
     return out
 
 
-def narrow(z: Tensor, weight: Tensor, s: int, p: int, H: int, W: int) -> Tensor:
+def narrow(z: Tensor, weight: Tensor, bias: Tensor | None, s: int, p: int, H: int, W: int) -> Tensor:
     """``(B, c, h, w)``, channels last → ``(B, 1, H, W)``."""
     (b, _, h, w), k, steps, sizes = z.shape, weight.shape[2], triton.cdiv(W, s), _sizes(weight, s, p)
     low, high = -((k - 1 - p) // s), (s - 1 + p) // s  # the shifts at which some e is from 0 to k - 1
@@ -140,7 +144,8 @@ def narrow(z: Tensor, weight: Tensor, s: int, p: int, H: int, W: int) -> Tensor:
     first, step = (0, P) if max(w, steps) <= P else (low, P - (high - low))
     out = torch.empty(b, 1, H, W, dtype=z.dtype, device=z.device)
     grid = b * triton.cdiv(H, L // s), triton.cdiv(steps, step)
-    _narrow[grid](z, weight, out, H, W, h, w, first=first, step=step, LOW=low, D=D, L=L, **sizes)
+    given, sizes["BIAS"] = weight if bias is None else bias, bias is not None
+    _narrow[grid](z, weight, given, out, H, W, h, w, first=first, step=step, LOW=low, D=D, L=L, **sizes)
     return out
 
 
@@ -173,25 +178,32 @@ class Widen(torch.autograd.Function):
         """Narrow the gradient."""
         x, weight = ctx.saved_tensors
         dz = dz.contiguous(memory_format=torch.channels_last)
-        dx = narrow(dz, weight, *ctx.at, *x.shape[2:]) if ctx.needs_input_grad[0] else None
-        return dx, weight_gradient(x, dz, weight, *ctx.at) if ctx.needs_input_grad[1] else None, None, None
+        dx = narrow(dz, weight, None, *ctx.at, *x.shape[2:]) if ctx.needs_input_grad[0] else None
+        trained = ctx.needs_input_grad[1]
+        (dw,) = later((weight,), lambda: (weight_gradient(x, dz, weight, *ctx.at) if trained else None,), x, dz)
+        return dx, dw, None, None
 
 
 class Narrow(torch.autograd.Function):
     """The transposed convolution to one channel."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, weight: Tensor, s: int, p: int) -> Tensor:
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, s: int, p: int) -> Tensor:
         """See ``narrow``."""
         z = z.contiguous(memory_format=torch.channels_last)
-        ctx.save_for_backward(z, weight)
+        ctx.save_for_backward(z, weight, bias)
         ctx.at = s, p
         H, W = ((side - 1) * s - 2 * p + weight.shape[2] for side in z.shape[2:])
-        return narrow(z, weight, s, p, H, W)
+        return narrow(z, weight, bias, s, p, H, W)
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         """Widen the gradient."""
-        z, weight = ctx.saved_tensors
-        dz = widen(dx, weight, *ctx.at) if ctx.needs_input_grad[0] else None
-        return dz, weight_gradient(dx, z, weight, *ctx.at) if ctx.needs_input_grad[1] else None, None, None
+        z, weight, bias = ctx.saved_tensors
+        _, trained, moved, *_ = ctx.needs_input_grad
+
+        def made() -> tuple[Tensor | None, Tensor | None]:
+            return weight_gradient(dx, z, weight, *ctx.at) if trained else None, dx.sum().view(1) if moved else None
+
+        dw, db = later((weight, bias), made, dx, z)
+        return widen(dx, weight, *ctx.at) if ctx.needs_input_grad[0] else None, dw, db, None, None

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from reshift.nets.attention import attend
 from reshift.nets.conv import Conv2d
 from reshift.nets.groupnorm import GroupNorm
-from reshift.nets.pointwise import Pointwise
+from reshift.nets.pointwise import Linear, Pointwise
 
 Convolution = TypeVar("Convolution", bound=nn.Conv2d)
 
@@ -79,7 +79,7 @@ class UNet(nn.Module):
         super().__init__()
         c_time = 4 * widths[0]
         self.embedding_dim = widths[0]
-        self.time = nn.Sequential(nn.Linear(widths[0], c_time), nn.SiLU(), nn.Linear(c_time, c_time), nn.SiLU())
+        self.time = nn.Sequential(Linear(widths[0], c_time), nn.SiLU(), Linear(c_time, c_time), nn.SiLU())
         self.stem = Conv2d(channels, widths[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         skips, c = [widths[0]], widths[0]
@@ -100,13 +100,17 @@ class UNet(nn.Module):
                 self.up.append(Conv2d(c, c, 3, padding=1))
         layers = [layer for part in (self.down, self.middle, self.up) for layer in part.modules()]  # in the order they run
         self.offset_widths = [layer.c_out for layer in layers if isinstance(layer, ResBlock)]
-        self.offsets = nn.Linear(c_time, sum(self.offset_widths))  # one product for all blocks
+        self.offsets = Linear(c_time, sum(self.offset_widths))  # one product for all blocks
         self.head = nn.Sequential(GroupNorm(_groups(c), c), _zero(Conv2d(c, channels, 3, padding=1)))
 
-    def forward(self, z: Tensor, t: Tensor) -> Tensor:
-        """``z (B, C, h, w)``, ``t (B,)`` → ε of z's shape."""
-        emb = self.time(timestep_embedding(t, self.embedding_dim).to(z.dtype))
-        offsets = iter(self.offsets(emb).split(self.offset_widths, dim=1))
+    def when(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        """What t says to all blocks, ``(B,)`` → ``(B, c)``; it needs no latents."""
+        offsets: Tensor = self.offsets(self.time(timestep_embedding(t, self.embedding_dim).to(dtype)))
+        return offsets
+
+    def forward(self, z: Tensor, t: Tensor, when: Tensor | None = None) -> Tensor:
+        """``z (B, C, h, w)``, ``t (B,)`` → ε of z's shape; with ``when(t)``, if somebody has it."""
+        offsets = iter((self.when(t, z.dtype) if when is None else when).split(self.offset_widths, dim=1))
         x = self.stem(z)
         skips = [x]
         for layer in self.down:

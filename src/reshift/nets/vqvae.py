@@ -1,12 +1,14 @@
 """Stage I network: the vector-quantised autoencoder E_φ, C, D_η."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from reshift.core.quantize import lookup, nearest_code, straight_through
+from reshift.core.quantize import lookup, some_rows, straight_through, vectors
 from reshift.core.windows import Up, margin
+from reshift.nets.nearest import nearest
 from reshift.nets.norm_relu import NormRelu
 from reshift.nets.pointwise import Pointwise
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
@@ -53,9 +55,25 @@ class VQVAE(nn.Module):
         """Eqs. 1–3. Distances in float32 even under autocast: bf16 would pick wrong neighbours."""
         z_e = self.encoder(x).to(self.codebook.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            k = nearest_code(z_e, self.codebook)
+            k = nearest(z_e, self.codebook)
             z_q = lookup(k, self.codebook)
-        return Quantized(z_e, z_q, straight_through(z_e, z_q), k)
+        return Quantized(z_e, z_q, straight_through(z_e, z_q) if z_e.requires_grad else z_q, k)
+
+    def fit_codebook(self, images: Iterable[Tensor]) -> None:
+        """Algorithm 1, line 1: start the codes on outputs of the untrained encoder. Random codes collapse to a handful."""
+        codes, generator = len(self.codebook), torch.Generator().manual_seed(0)
+        self.encoder.train()  # batch statistics, as in the first step; running ones do not exist yet
+        samples = [some_rows(vectors(self.encode(x).z_e), codes, generator) for x in images]
+        self.encoder.eval()
+        self.codebook.copy_(some_rows(torch.cat(samples), codes, generator))
+
+    def deviation(self, images: Iterable[Tensor]) -> float:
+        """The standard deviation of all numbers in all images' z_q."""
+        n, total, squares = 0, 0.0, 0.0
+        for x in images:
+            z = self.encode(x).z_q.double()
+            n, total, squares = n + z.numel(), total + float(z.sum()), squares + float(z.square().sum())
+        return float(max(squares / n - (total / n) ** 2, 1e-12) ** 0.5)
 
     def margin(self) -> int:
         """Latents around a square that the decoder needs for its pixels."""
