@@ -1,6 +1,6 @@
 """Draw how time and memory grow, from the rows that ``gpu.py --out`` wrote.
 
-python benchmarks/draw.py rows.json docs/figures/growth      (.png and .pdf)
+python benchmarks/draw.py rows.json [more.json …] docs/figures/growth      (.png and .pdf)
 """
 
 import json
@@ -50,7 +50,7 @@ def draw(growths: dict[str, Growth], path: Path) -> Path:
 def _line(ax: Any, points: dict[float, float], colour: str, look: str) -> None:
     """Plain numbers at the axes, not powers."""
     ax.loglog(list(points), list(points.values()), look, color=colour, ms=2)
-    ax.set_xticks(list(points), [f"{x:g}" for x in points])
+    ax.set_xticks(list(points), [f"{x:g}".replace("e+0", "e") for x in points])
     low, high = min(points.values()), max(points.values())
     every = [digit * 10.0**power for power in range(-4, 6) for digit in (1, 2, 5)]
     ticks = [tick for tick in every if 0.8 * low <= tick <= 1.25 * high]
@@ -60,4 +60,5 @@ def _line(ax: Any, points: dict[float, float], colour: str, look: str) -> None:
 
 
 if __name__ == "__main__":
-    print(draw(read(json.loads(Path(sys.argv[1]).read_text())["rows"]), Path(sys.argv[2])))
+    *files, out = map(Path, sys.argv[1:])
+    print(draw(read([row for file in files for row in json.loads(file.read_text())["rows"]]), out))

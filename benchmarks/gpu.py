@@ -8,7 +8,7 @@ no running time.
 """
 
 import io
-import math
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from functools import partial
@@ -39,7 +39,7 @@ WARM = 5  # calls before the clock: predictions are recorded at the fourth
 CHAINS = {"model": {"stride": 5}}  # image-space diffusion: every fifth step
 CHAINED = ("ddpm", "anoddpm", "autoddpm", "thor-gaussian", "thor-simplex", "diffuse")
 PLAIN = "plain PyTorch, float32"
-GRIDS = {16: (4, 4), 49: (4, 2), 169: (4, 1), 256: (1, 1)}  # masks on the 16×16 grid: (side, stride)
+GRIDS = {16: (8, 8), 49: (8, 4), 169: (8, 2), 400: (13, 1)}  # masks on the 32×32 grid of 256-pixel images: (side, stride)
 
 
 def loaded(detector: Any, config: Config, device: torch.device) -> Model:
@@ -205,15 +205,12 @@ def every_method(bench: Bench) -> None:
 
 
 def growth(bench: Bench) -> None:
-    """Seconds and peak memory of DMD's inference against images, size, masks and width, one at a time."""
+    """Seconds and peak memory of DMD's inference against size, masks and width, one at a time."""
     few, device = (32 if bench.cuda else 1), bench.device
-    base = dmd(device)
-    timed(partial(run, base, pictures(few)), device, repeats=1)  # so that no stream's memory counts the recording of the first
-    images = [few, 4 * few] if bench.quick else [1000, 10_000]
-    _grow(bench, "images", images, lambda n: partial(run, base, pictures(n)) if n < 2000 else partial(_stream, base, n))
     sizes = [64, 128] if bench.quick else [64, 128, 256, 512]
     _grow(bench, "size", sizes, lambda s: _one(dmd(device, s, mask_side=s // 8 - 6 * (s // 64), mask_stride=s // 64), few, s))
-    _grow(bench, "masks", [*GRIDS], lambda k: _one(dmd(device, mask_side=GRIDS[k][0], mask_stride=GRIDS[k][1]), few))
+    grids = [*GRIDS][: 2 if bench.quick else None]
+    _grow(bench, "masks", grids, lambda k: _one(dmd(device, 256, mask_side=GRIDS[k][0], mask_stride=GRIDS[k][1]), few, 256))
     widths = {0.5: (64, 96, 128), 1.0: (128, 192, 256), 2.0: (256, 384, 512)}
     _grow(bench, "width of the denoiser", [*widths], lambda w: _one(dmd(device, unet_widths=list(widths[w])), few))
 
@@ -222,11 +219,25 @@ def _one(model: Model, images: int, size: int = 128) -> Callable[[], object]:
     return partial(run, model, pictures(images, size))
 
 
-def _stream(model: Model, images: int) -> None:
+def streams(bench: Bench) -> None:
+    """Seconds and peak memory of DMD's inference against the number of images, each stream once; a million take minutes."""
+    few, model = (32 if bench.cuda else 1), dmd(bench.device)
+    timed(partial(run, model, pictures(few)), bench.device, repeats=1)  # so that no stream's memory counts the recording
+    counts, seconds = [few, 4 * few] if bench.quick or not bench.cuda else [10**3, 10**4, 10**5, 10**6], []
+    part = pictures(min(counts[-1], 1000))
+    for count in counts:
+        begun = time.perf_counter()
+        peak = peak_mib(partial(_stream, model, part, count), bench.device)
+        seconds.append(time.perf_counter() - begun)
+        bench.table.add("growth", f"images = {count}: peak", peak, "MiB")
+        bench.table.add("growth", f"images = {count}", seconds[-1], "s")
+    bench.table.add("growth", "seconds against images", exponent(counts, seconds), "exponent")
+
+
+def _stream(model: Model, part: NDArray[np.float32], images: int) -> None:
     """The same pictures again and again: an archive is never in memory at once."""
-    part = pictures(1000)
-    for _ in range(math.ceil(images / len(part))):
-        run(model, part)
+    for start in range(0, images, len(part)):
+        run(model, part[: images - start])
 
 
 def _grow(bench: Bench, what: str, values: list[Any], work: Callable[[Any], Callable[[], object]]) -> None:
@@ -234,9 +245,7 @@ def _grow(bench: Bench, what: str, values: list[Any], work: Callable[[Any], Call
     for value in values:
         job = work(value)
         peak = peak_mib(job, bench.device)
-        timing = timed(
-            job, bench.device, repeats=1 if value >= 1000 and what == "images" else 3, warmup=0 if what == "images" else 3
-        )
+        timing = timed(job, bench.device, repeats=3, warmup=3)
         finish(bench.device)
         seconds.append(timing.median)
         bench.table.add("growth", f"{what} = {value}: peak", peak, "MiB")
@@ -244,7 +253,7 @@ def _grow(bench: Bench, what: str, values: list[Any], work: Callable[[Any], Call
     bench.table.add("growth", f"seconds against {what}", exponent(values, seconds), "exponent")
 
 
-SECTIONS = {f.__name__: f for f in (agreement, training, denoiser, inference, every_method, growth)}
+SECTIONS = {f.__name__: f for f in (agreement, training, denoiser, inference, every_method, growth, streams)}
 
 
 def main() -> None:

@@ -48,6 +48,19 @@ def test_growth_has_a_row_per_value_and_an_exponent(capsys: pytest.CaptureFixtur
     assert "exponent" in rows[-1]
 
 
+def test_streams_take_every_image_and_memory_is_measured_with_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = list[int]()
+    monkeypatch.setattr(gpu, "dmd", lambda _device: None)
+    monkeypatch.setattr(gpu, "run", lambda _model, pixels: counted.append(len(pixels)))
+    gpu.streams(Bench(Table(), CPU, True))
+    assert counted[-2:] == [1, 4]
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[3].rstrip(":") for row in rows[1:5]] == ["1", "1", "4", "4"]
+    assert "exponent" in rows[-1]
+
+
 def test_every_method_gets_pictures_of_its_own_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = ("ae", "brightness")  # 64 and 128 pixels
     monkeypatch.setattr(methods, "METHODS", {name: methods.METHODS[name] for name in wanted})

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from helpers import interpret
-from reshift.nets.classifier import Classifier
+from reshift.nets.classifier import POOLED, Classifier, means
 from reshift.nets.norm import BatchNorm
 from reshift.nets.norm_pool import NormPool, fused
 
@@ -126,3 +126,12 @@ def keeps_digits_and_nan() -> None:
 @pytest.mark.parametrize("check", ["compare_in_float32", "compare_in_bf16", "keeps_digits_and_nan"])
 def test_fused_kernels_agree_with_torch(check: str) -> None:
     interpret("test_norm_pool", f"{check}()")
+
+
+def test_equal_windows_have_the_adaptive_pooling_s_means_and_gradients() -> None:
+    x = torch.randn(2, 3, 8, 12, requires_grad=True)
+    weights = torch.randn(2, 3, POOLED, POOLED)
+    (expected,) = torch.autograd.grad((F.adaptive_avg_pool2d(x, POOLED) * weights).sum(), x)
+    assert torch.allclose(means(x), F.adaptive_avg_pool2d(x, POOLED), atol=1e-6)
+    (found,) = torch.autograd.grad((means(x) * weights).sum(), x)
+    assert torch.allclose(found, expected, atol=1e-7)

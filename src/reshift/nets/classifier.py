@@ -1,5 +1,8 @@
 """The reconstruction-shift classifier f_ψ: three conv blocks, two fully connected layers, a two-class softmax."""
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,13 +20,34 @@ def _block(c_in: int, c_out: int) -> nn.Sequential:
 
 
 class _Pool(nn.AdaptiveAvgPool2d):
-    """``nn.AdaptiveAvgPool2d``; where all its windows are alike by the plain pooling, whose kernels are quicker on a GPU."""
+    """``nn.AdaptiveAvgPool2d``; on a GPU, where all windows are alike, by the quickest kernels that torch has for each way."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
         """``(B, C, H, W)`` → ``(B, C, POOLED, POOLED)``."""
         h, w = input.shape[2:]
-        alike = input.is_cuda and not (h % POOLED or w % POOLED)
-        return F.avg_pool2d(input, (h // POOLED, w // POOLED)) if alike else super().forward(input)
+        return means(input) if input.is_cuda and not (h % POOLED or w % POOLED) else super().forward(input)
+
+
+def means(x: Tensor) -> Tensor:
+    """Of POOLED×POOLED equal windows."""
+    out: Tensor = _Means.apply(x)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Means(torch.autograd.Function):
+    """Every position has an equal share in its window's gradient: what an upsampling writes in one go."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.window = window = x.shape[2] // POOLED, x.shape[3] // POOLED
+        return F.avg_pool2d(x, window)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        h, w = ctx.window
+        share = (dy / (h * w)).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(dy.device.type, enabled=False):  # it would turn to float32
+            return F.interpolate(share, scale_factor=(float(h), float(w)), mode="nearest")
 
 
 class Classifier(nn.Module):

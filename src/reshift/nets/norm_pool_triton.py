@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Elements a program looks at at once, and slabs at most: about as many as a large GPU runs at a time, by the registers they take.
-STATISTICS = 2048, 1024
+STATISTICS = 4096, 528
 WINDOWS = 1024, 512  # pooled elements, each of four
 CHANNELS = 8  # whose slabs a program adds up
 
