@@ -1,20 +1,30 @@
-"""How far our GPU kernels, and torch's in bf16, are from float32: outputs and all gradients. A section of gpu.py."""
+"""How far our GPU kernels, and torch's in bf16, are from float32: outputs and all gradients; and recorded steps from those that
+are launched kernel by kernel. Sections of gpu.py.
+"""
 
+import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from measure import Bench
+from reshift.core.quantize import nearest_code
+from reshift.data.phantom import write_phantom
 from reshift.halves import Halves
 from reshift.nets import kernels
 from reshift.nets.groupnorm import GroupNorm
+from reshift.nets.nearest import nearest
 from reshift.nets.norm_pool import NormPool
 from reshift.nets.norm_relu import NormRelu
 from reshift.nets.pointwise import Pointwise
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 from reshift.nets.unet import Attention
+from reshift.pipeline import resolve, train_run
 from reshift.runtime import to_device
 from speed import BATCH
 
@@ -74,3 +84,34 @@ def agreement(bench: Bench) -> None:
             theirs = outcome(layer, x, half=True)
         bench.table.add("agreement", f"{name}: ours", worst(outcome(layer, x, half=True), exact), "off float32")
         bench.table.add("agreement", f"{name}: torch's in bf16", worst(theirs, exact), "off float32")
+    z, codebook = (torch.randn(shape, device=bench.device) for shape in ((BATCH, 64, 16, 16), (256, 64)))
+    exact_codes = nearest_code(z.double(), codebook.double())
+    for name, find in (("ours", nearest), ("torch's in float32", nearest_code)):
+        other = (find(z, codebook) != exact_codes).double().mean()
+        bench.table.add("agreement", f"nearest code: {name}", float(other), "chosen otherwise than by float64")
+
+
+def recorded(bench: Bench) -> None:
+    """The losses of the real training loop, recorded and launched kernel by kernel: the same kernels, in another order."""
+    os.environ["RESHIFT_CACHE"] = "off"
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_phantom(Path(folder) / "data", train=2 * BATCH, test_normal=0, test_abnormal=0, size=128)
+        plain, fast = (_losses(data, Path(folder) / str(graphs), bench, graphs=graphs) for graphs in (False, True))
+    for stage, expected in plain.items():
+        off = max(abs(a - b) / abs(b) for a, b in zip(fast[stage], expected, strict=True))
+        bench.table.add("recorded", f"{stage}: losses of {len(expected)} steps", off, "largest relative difference")
+
+
+def _losses(data: Path, out: Path, bench: Bench, *, graphs: bool) -> dict[str, list[float]]:
+    epochs = 2 if bench.quick else 8
+    train = {"device": str(bench.device), "graphs": graphs, "log_every": 1}
+    calibrate = {"features": "off", "training_sample": 16}
+    model = {"stage1_epochs": epochs, "stage2_epochs": epochs}
+    train_run(
+        resolve("dmd", "paper", [{"data": {"holdout": 0.0}, "train": train, "calibrate": calibrate, "model": model}]), data, out
+    )
+    found = dict[str, list[float]]()
+    for line in (out / "log.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        found.setdefault(record["stage"], []).append(record["loss"])
+    return found

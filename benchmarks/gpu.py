@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from agreement import agreement, torch_kernels
+from agreement import agreement, recorded, torch_kernels
 from inference_cpu import network, plain
 from measure import Bench, arguments, exponent, finish, measure, peak_mib, timed
 from reshift import methods
@@ -253,7 +253,7 @@ def _grow(bench: Bench, what: str, values: list[Any], work: Callable[[Any], Call
     bench.table.add("growth", f"seconds against {what}", exponent(values, seconds), "exponent")
 
 
-SECTIONS = {f.__name__: f for f in (agreement, training, denoiser, inference, every_method, growth, streams)}
+SECTIONS = {f.__name__: f for f in (agreement, recorded, training, denoiser, inference, every_method, growth, streams)}
 
 
 def main() -> None:

@@ -88,7 +88,8 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
         for index, images in _stream(run, number, groups, first, total):
             step.generator.manual_seed(_mix(run.config.seed, number, index))
             due = tuple(pair for pair in trained if index % pair.objective.every == 0)
-            set_rate(due, lr(index))
+            if index == first or lr(index) != lr(index - 1):
+                set_rate(trained, lr(index))
             logs = recorder(due, partial(one_step, due, step=step, config=config), images)
             if unread is not None:  # numbers of the step before, while this one runs
                 advance(0, unread())
