@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from reshift.figures.style import ABNORMAL, NORMAL, PAGE, blank, save, style
 
+MANY = 1000  # from here on powers of ten
 ROW = re.compile(r"(?P<what>.+) = (?P<value>[\d.]+)(?P<peak>: peak)?")
 
 
@@ -50,7 +51,7 @@ def draw(growths: dict[str, Growth], path: Path) -> Path:
 def _line(ax: Any, points: dict[float, float], colour: str, look: str) -> None:
     """Plain numbers at the axes, not powers."""
     ax.loglog(list(points), list(points.values()), look, color=colour, ms=2)
-    ax.set_xticks(list(points), [f"{x:g}".replace("e+0", "e") for x in points])
+    ax.set_xticks(list(points), [f"$10^{{{x:.0e}}}$".replace("1e+0", "") if x >= MANY else f"{x:g}" for x in points])
     low, high = min(points.values()), max(points.values())
     every = [digit * 10.0**power for power in range(-4, 6) for digit in (1, 2, 5)]
     ticks = [tick for tick in every if 0.8 * low <= tick <= 1.25 * high]
