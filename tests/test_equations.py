@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reshift.core.anomaly import overlap_average, residual_map, upsample_mask
-from reshift.core.diffusion import clean_estimate, masked_forward
+from reshift.core.diffusion import clean_estimate, masked_forward, roots, roots_at
 from reshift.core.losses import classification_loss, diffusion_loss, stage2_loss, vq_loss
-from reshift.core.masks import grid_masks, grid_starts, square_mask, square_side, square_start
+from reshift.core.masks import grid_masks, grid_starts, random_square, square_mask, square_side, square_start
 from reshift.core.quantize import code_counts, lookup, nearest_code, straight_through, usage_and_perplexity
 from reshift.core.schedule import amplification, at, linear_alpha_bar
 from reshift.nets.vqvae import VQVAE
@@ -110,6 +110,14 @@ def _mask_and_noise() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     M = square_mask(torch.tensor([1, 2, 4]), torch.tensor([0, 1, 0]), torch.tensor([5, 2, 1]), H, W)
     t = torch.tensor([1, 500, 1000])
     return z0, eps, M, t, at(linear_alpha_bar(), t)
+
+
+def test_eqs_5_and_7_take_alpha_bar_or_its_roots() -> None:
+    z0, eps, M, t, a_bar = _mask_and_noise()
+    a = roots_at(roots(linear_alpha_bar()).float(), t)
+    z_t = masked_forward(z0, eps, M, a_bar)
+    assert torch.equal(z_t, masked_forward(z0, eps, M, a))
+    assert torch.equal(clean_estimate(z_t, eps, z0, M, a_bar), clean_estimate(z_t, eps, z0, M, a))
 
 
 def test_eq5_masked_forward_noises_inside_the_mask_only() -> None:
@@ -243,6 +251,17 @@ def test_eq_a1_starts_are_uniform_over_every_valid_position() -> None:
     assert float((counts / 40_000 - 1 / 13).abs().max()) < 0.005
     edge = torch.tensor([1.0 - 2**-24])  # the largest float32 below one must not fall off the end
     assert int(square_start(edge, torch.tensor([4]), 16)) == 12
+
+
+def test_eq_a1_from_three_uniform_numbers() -> None:
+    u, n = torch.rand(64, 3), 16
+    M = random_square(u, 0.1, 0.4, n)
+    for (area, row, column), mask in zip(u.tolist(), M[:, 0], strict=True):
+        side = min(n, max(1, round(math.sqrt((0.1 + 0.3 * area) * n * n))))
+        a, b = (min(n - side, int(place * (n - side + 1))) for place in (row, column))
+        expected = torch.zeros(n, n)
+        expected[a : a + side, b : b + side] = 1.0
+        assert torch.equal(mask, expected)
 
 
 @pytest.mark.parametrize(("length", "side", "stride"), [(16, 4, 2), (16, 4, 3), (16, 5, 4), (7, 3, 3), (4, 4, 1), (5, 1, 1)])

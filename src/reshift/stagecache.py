@@ -19,7 +19,7 @@ from reshift.errors import UserError
 from reshift.write import atomic_bytes
 
 VARIABLE = "RESHIFT_CACHE"
-FORMAT = 2  # raised when the same settings come to train something else
+FORMAT = 3  # raised when the same settings come to train something else
 
 
 class Identity(NamedTuple):
