@@ -80,16 +80,22 @@ def _bar(label: str, total: int, start: int) -> Iterator[Advance]:
 
 
 def _lines(label: str, total: int, start: int) -> Advance:
-    begun, printed, done = time.monotonic(), time.monotonic(), start
+    """What is left is judged by the pace since the line before, and never by the first step, which often has to warm up."""
+    printed, done, since = time.monotonic(), start, None
 
     def advance(amount: int = 1, text: str = "") -> None:
-        nonlocal printed, done
+        nonlocal printed, done, since
         done += amount
         now = time.monotonic()
+        since = since or ((now, done) if amount else None)
         if done < total and now - printed < LINE_SECONDS:
             return
+        parts = [f"{label}: {done}/{total}"]
+        if since is not None and (done > since[1] or done == total):
+            left = (now - since[0]) / max(1, done - since[1]) * (total - done)
+            parts.append(f"{left:.0f} s left")
+            since = now, done
         printed = now
-        left = (now - begun) / max(1, done - start) * (total - done)
-        print(f"{label}: {done}/{total}, {left:.0f} s left{f', {text}' if text else ''}", file=sys.stderr, flush=True)
+        print(", ".join([*parts, text] if text else parts), file=sys.stderr, flush=True)
 
     return advance
