@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
@@ -13,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from reshift.acquisition import Acquisition, Judged, describe, judge
+from reshift.answer import Looked, Result, answer
 from reshift.bundle import Bundle, load_bundle
 from reshift.calibrate import Calibration
 from reshift.config import Config, parse
 from reshift.data.consensus import Place, place, smooth, together
 from reshift.data.image import Image
 from reshift.data.manifest import Case
-from reshift.data.prepare import Geometry, Prepared, prepare, restore
+from reshift.data.prepare import Prepared, prepare
 from reshift.data.read import read_picture
 from reshift.data.source import ahead
 from reshift.errors import UserError
@@ -30,29 +30,6 @@ from reshift.runtime import Replays, at, pick_device, scoring, to_device, upload
 
 ALONE = "a picture by itself may be flagged too often"
 GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
-
-
-@dataclass(frozen=True)
-class Result:
-    """One image's answer. ``heatmap`` lies on the image's own pixels; NaN where the centre-crop did not look."""
-
-    score: float
-    p_value: float | None  # share of calibration normals scoring at least as high; None without calibration
-    flag: bool | None  # score above the calibrated threshold
-    heatmap: NDArray[np.float32]
-    shift: float | None = None  # p-value of "taken like the training images"; small: another scanner, protocol or preparation
-    unlike: bool | None = None  # surely another kind of image
-    shift_features: float | None = None  # as shift, by a network's features; a lesion can make it small, too
-    differs: tuple[str, ...] | None = None  # in what it is unlike the training images: "grey", "features"
-
-
-class Looked(NamedTuple):
-    """One image's outcome in the network's own grid."""
-
-    score: float
-    heatmap: NDArray[np.float32]
-    geometry: Geometry
-    judged: Judged | None
 
 
 class NormalScores(NamedTuple):
@@ -145,11 +122,7 @@ class Model:
 
     def result(self, seen: Looked) -> Result:
         """The answer on the image's own pixels, with what the calibration says of it."""
-        calibration = self.bundle.calibration
-        p_value = calibration.p_value(seen.score) if calibration else None
-        flag = seen.score > calibration.reference.image_threshold if calibration else None
-        result = Result(seen.score, p_value, flag, restore(seen.heatmap, seen.geometry))
-        return replace(result, **seen.judged._asdict()) if seen.judged else result
+        return answer(seen, self.bundle.calibration)
 
     @property
     def acquisition(self) -> Acquisition | None:

@@ -1,41 +1,34 @@
 """``reshift score``: files and folders in, one record per image out. A bad case is recorded; a re-run continues."""
 
 import hashlib
-import io
 import json
-import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.acquisition import describe, run_warning
+from reshift.acquisition import run_warning
 from reshift.bundle import Bundle
-from reshift.data.dicom import is_dicom
-from reshift.data.image import Image
 from reshift.data.manifest import load_cases
 from reshift.data.nifti import SUFFIXES as NIFTI
-from reshift.data.prepare import Prepared
 from reshift.data.read import Scan, is_volume, list_scans, open_scan
-from reshift.data.source import ahead
 from reshift.data.volume import Volume
 from reshift.errors import UserError, reason
-from reshift.picture import overlay, png
-from reshift.predict import Looked, Model, grouped
+from reshift.predict import Model
 from reshift.progress import progress
-from reshift.score_volume import export, score_volume
-from reshift.scores import FIELDS, Record, append, read_index, settle
-from reshift.write import atomic_bytes, atomic_json, naming, writable_folder
-
-READ_AHEAD = 8  # images beyond the batch at hand; a scan may take hundreds of megabytes
+from reshift.score_hands import Written, hands
+from reshift.score_helper import Outcome, Picture
+from reshift.score_picture import Seen, Task, failed, record
+from reshift.score_volume import score_volume
+from reshift.scores import Record, append, read_index, settle
+from reshift.write import atomic_json, writable_folder
 
 
 class Job(NamedTuple):
@@ -53,14 +46,6 @@ class Job(NamedTuple):
     def volume(self) -> bool:
         """Whether it is surely looked at slice by slice; a DICOM file may turn out to be."""
         return self.scan.series is not None or is_volume(self.path)
-
-
-class Loaded(NamedTuple):
-    """A picture, its network input, and what that looks like."""
-
-    image: Image
-    prepared: Prepared
-    described: NDArray[np.float64]
 
 
 def find_jobs(inputs: Sequence[Path]) -> list[Job]:
@@ -211,9 +196,9 @@ def _volume(run: Run, job: Job) -> list[Record]:
         scan = open_scan(*job.scan)
         assert isinstance(scan, Volume)
         run.notes.extend(getattr(scan, "notes", ()))
-        return [_record(job, **values) for values in score_volume(run.model, scan, job.stem, run.out, dicom=run.dicom)]
+        return [record(job.path, **values) for values in score_volume(run.model, scan, job.stem, run.out, dicom=run.dicom)]
     except UserError as err:
-        return [failed(job, str(err))]
+        return [failed(job.path, str(err))]
 
 
 def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
@@ -222,78 +207,51 @@ def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
     On the CPU a picture is recorded before the next is begun: its cores have nothing to spare, and a kill loses less.
     """
     model, behind = run.model, 0 if run.model.batch == 1 else run.model.batch
-    writing: deque[tuple[Job, Future[Record]]] = deque()
+    writing: deque[Written] = deque()
+    by_stem = {job.stem: job for job in jobs}
 
-    def load(job: Job) -> Loaded | None:
-        image = open_scan(job.path)
-        return None if isinstance(image, Volume) else Loaded(image, p := model.prepare(image), describe(p.pixels))
+    def written(left: int) -> Found:
+        return _written_until(left, writing, by_stem)
 
-    with ThreadPoolExecutor(1 if run.dicom else min(16, os.cpu_count() or 1)) as pool:  # highdicom promises nothing of threads
+    task = Task(model.bundle.config.data, run.out, model.bundle.calibration, run.dicom)
+    with hands(task, model.batch, len(jobs)) as team:
         try:
-            for group in grouped(ahead(load, jobs, model.batch + READ_AHEAD), model.batch):
-                good = [(job, seen) for job, future in group if future.exception() is None and (seen := future.result())]
-                if len(good) < len(group):
-                    yield from _written_until(0, writing)  # what came earlier is recorded earlier
-                    yield from _odd(run, group)
+            for batch in team.read([Picture(job.path, job.stem) for job in jobs]):
+                good = [(picture, found) for picture, found in batch if isinstance(found, np.ndarray)]
+                if len(good) < len(batch):
+                    yield from written(0)  # what came earlier is recorded earlier
+                    yield from _odd(run, [(by_stem[picture.stem], found) for picture, found in batch])
                 if good:
-                    begun = time.monotonic()
-                    looked = model.look([loaded.prepared for _, loaded in good], [loaded.described for _, loaded in good])
-                    seconds = (time.monotonic() - begun) / len(good)
-                    for (job, loaded), one in zip(good, looked, strict=True):
-                        writing.append((job, pool.submit(_written, run, job, loaded, one, seconds)))
-                    yield from _written_until(behind, writing)
+                    writing.extend(team.write(_look(model, good)))
+                    yield from written(behind)
         except (Exception, KeyboardInterrupt):  # what is written is recorded, whatever comes after it
-            yield from _written_until(0, writing)
+            yield from written(0)
             raise
-        yield from _written_until(0, writing)
+        yield from written(0)
 
 
-def _written_until(left: int, writing: "deque[tuple[Job, Future[Record]]]") -> Found:
-    """Wait for the oldest until only ``left`` are under way."""
-    while len(writing) > left:
-        job, record = writing.popleft()
-        yield job, [record.result()]
+def _look(model: Model, batch: Sequence[tuple[Picture, NDArray[np.float32]]]) -> list[tuple[Picture, Seen]]:
+    begun, stack = time.monotonic(), np.stack([pixels for _, pixels in batch])
+    scores, maps = model.run(stack)
+    features = model.embed(stack) if model.acquisition else None
+    seconds = (time.monotonic() - begun) / len(batch)
+    rows = [None] * len(batch) if features is None else list(features)
+    found = zip(batch, scores, maps, rows, strict=True)
+    return [(picture, Seen(score, heatmap, row, seconds)) for (picture, _), score, heatmap, row in found]
 
 
-def _odd(run: Run, group: Sequence[tuple[Job, "Future[Loaded | None]"]]) -> Found:
+def _written_until(left: int, writing: deque[Written], by_stem: Mapping[str, Job]) -> Found:
+    """Wait for the oldest until only ``left`` pictures are under way."""
+    while sum(len(pictures) for pictures, _ in writing) > left:
+        pictures, records = writing.popleft()
+        for picture, line in zip(pictures, records.result(), strict=True):
+            yield by_stem[picture.stem], [line]
+
+
+def _odd(run: Run, batch: Sequence[tuple[Job, Outcome]]) -> Found:
     """Files that cannot be read, and DICOM files that turn out to be volumes."""
-    for job, future in group:
-        if (err := future.exception()) is not None:
-            yield job, [failed(job, reason(err))]
-    for job in (job for job, future in group if future.exception() is None and future.result() is None):
+    for job, found in batch:
+        if isinstance(found, Exception):
+            yield job, [failed(job.path, reason(found))]
+    for job in (job for job, found in batch if found is None):
         yield job, _volume(run, job)  # opened again: a batch of volumes would not fit into memory
-
-
-def failed(job: Job, error: str) -> Record:
-    """Record a case that could not be scored."""
-    return _record(job, error=error)
-
-
-def _record(job: Job, **values: Any) -> Record:
-    return {**dict.fromkeys(FIELDS), "input": str(job.path), **values}
-
-
-def _written(run: Run, job: Job, loaded: Loaded, seen: Looked, seconds: float) -> Record:
-    """Write the map and the overlay, and only then say so in a record."""
-    result = run.model.result(seen)
-    if not math.isfinite(result.score):
-        return failed(job, f"{job.path}: the model's score is {result.score}; its training may have diverged")
-    out, calibration = run.out, run.model.bundle.calibration
-    place, buffer = f"maps/{job.stem}.npy", io.BytesIO()
-    np.save(buffer, result.heatmap)
-    _write(out / place, buffer.getvalue())
-    if calibration is not None:
-        shown = overlay(loaded.image.pixels, result.heatmap, calibration.heat_scale, loaded.image.window)
-        _write(out / "overlays" / f"{job.stem}.png", png(shown))
-    error = None
-    if calibration is not None and run.dicom and is_dicom(job.path):
-        error = export(out / "dicom" / job.stem, loaded.image, result.heatmap, calibration)
-    numbers = {"score": result.score, "p_value": result.p_value, "flag": result.flag}
-    judged = {name: getattr(result, name) for name in ("shift", "unlike", "shift_features", "differs")}
-    return _record(job, **numbers, map=place, seconds=round(seconds, 4), error=error, **judged)
-
-
-def _write(target: Path, content: bytes) -> None:
-    with naming(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_bytes(target, content)

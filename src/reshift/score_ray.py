@@ -19,7 +19,8 @@ from reshift.errors import UserError
 from reshift.methods import VARIABLE as METHODS
 from reshift.predict import GPU_BATCH, grouped, load_model
 from reshift.ray_cluster import Share, Shared, alive, begin, check, cluster, share, shared_folder
-from reshift.score import Found, Job, Run, failed, score_jobs
+from reshift.score import Found, Job, Run, score_jobs
+from reshift.score_picture import failed
 
 if TYPE_CHECKING:
     from reshift.data.dicom import Series
@@ -73,7 +74,7 @@ def _score(ray: Any, setup: Setup, each: Share, run: Run, jobs: Sequence[Job]) -
             yield jobs[answer["index"]], answer["records"]
     for i in (i for i in range(len(jobs)) if not done[i]):
         died = f"its worker died {TRIES} times; out of memory, or a file that a library crashes on?"
-        yield jobs[i], [failed(jobs[i], f"{jobs[i].path}: {died}")]
+        yield jobs[i], [failed(jobs[i].path, f"{jobs[i].path}: {died}")]
 
 
 def chunk_size(jobs: int, each: Share) -> int:

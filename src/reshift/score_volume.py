@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.answer import Looked
 from reshift.calibrate import Calibration
 from reshift.data.consensus import Place
 from reshift.data.dicom import DicomVolume
@@ -19,7 +20,7 @@ from reshift.data.source import ahead
 from reshift.data.volume import Volume
 from reshift.errors import UserError
 from reshift.picture import montage, overlay, tile
-from reshift.predict import Found, Looked, Model, agreed, grouped
+from reshift.predict import Found, Model, agreed, grouped
 from reshift.progress import counted
 from reshift.write import atomic_bytes, naming
 
