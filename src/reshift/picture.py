@@ -9,6 +9,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.percentiles import percentiles
+
 # A dark-to-bright ramp (black, violet, magenta, orange, pale yellow): lightness rises all the way, so it also reads in grey
 # and for colour-blind eyes.
 RAMP = np.array(
@@ -48,7 +50,7 @@ def _table() -> NDArray[np.uint32]:
 def grey(pixels: NDArray[np.float32], window: tuple[float, float] | None = None) -> NDArray[np.uint8]:
     """Stored values ``(H, W, C)`` → 8-bit grey in ``window``, or between their 0.5 % and 99.5 % percentiles; for display only."""
     plane = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels.mean(-1)
-    low, high = np.percentile(plane, (0.5, 99.5)) if window is None else window
+    low, high = percentiles(plane, (0.5, 99.5)) if window is None else window
     shown: NDArray[np.uint8] = np.clip((plane - low) / max(float(high - low), 1e-12) * 255.0, 0, 255).astype(np.uint8)
     return shown
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from reshift.config import DataConfig
 from reshift.data.image import Image
 from reshift.errors import UserError
+from reshift.percentiles import percentiles
 
 Pixel = TypeVar("Pixel", bound=np.generic)
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601, the weights of every "convert to grey"
@@ -125,7 +126,7 @@ def _scale(pixels: NDArray[np.float32], image: Image, rule: str) -> NDArray[np.f
     elif image.window is not None:
         low, high = image.window
     else:
-        low, high = (float(v) for v in np.percentile(pixels, (0.5, 99.5)))
+        low, high = (float(v) for v in percentiles(pixels, (0.5, 99.5)))
         if high <= low:  # nearly constant: the two percentiles meet, the extremes do not
             low, high = float(pixels.min()), float(pixels.max())
     if high <= low:  # colours that differ, of one and the same grey
