@@ -13,12 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import agreement
 import curves
 import gpu
+import hands
 import recipe
 import speed
 from measure import Bench, Table
 from reshift import methods
 from reshift.methods.dmd import DMD
 from reshift.nets import kernels
+from reshift.score_hands import VARIABLE
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"unet_widths": [16, 16, 16]}
@@ -94,3 +96,28 @@ def test_layers_in_half_precision_are_near_float32(monkeypatch: pytest.MonkeyPat
     assert ours.value == theirs.value < 0.001  # codes chosen otherwise than in float64
     exact = [torch.tensor([1.0, -4.0]), torch.tensor([2.0])]
     assert agreement.worst([torch.tensor([1.0, -3.0]), torch.tensor([2.0])], exact) == pytest.approx(0.2)
+
+
+def test_scoring_is_measured_from_file_to_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, "")  # put back afterwards
+    arguments = (
+        "--pictures",
+        "16",
+        "--size",
+        "64",
+        "--helpers",
+        "0",
+        "1",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "rows.json"),
+    )
+    monkeypatch.setattr("sys.argv", ["hands.py", *arguments])
+    hands.main()
+    assert "1 processes: file to file" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["unit"] for row in rows] == ["images/s", "ms CPU an image"] * 2
+    assert all(row["value"] > 0.0 for row in rows)
