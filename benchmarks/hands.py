@@ -1,4 +1,4 @@
-"""``reshift score``, all of it, with pictures read and written by threads and by processes: images a second from file to file.
+"""Pictures read and written by threads and by helper processes: all of ``reshift score``, file to file, and training's reading.
 
     python benchmarks/hands.py [--bundle BUNDLE] [--pictures 2000] [--size 256] [--helpers 0 16] [--out hands.json]
 
@@ -14,13 +14,19 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from measure import Table, machine
+from reshift.config import DataConfig
+from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
+from reshift.data.source import Source
+from reshift.helping import VARIABLE
 from reshift.pipeline import resolve, train_run
 from reshift.predict import GPU_BATCH, Model, load_model
 from reshift.runtime import pick_device
 from reshift.score import score
-from reshift.score_hands import VARIABLE
+from speed import BATCH
 
 
 def own_seconds() -> float:
@@ -48,8 +54,29 @@ def plain_model(folder: Path, data: list[Path]) -> Model:
     return model
 
 
+def training(table: Table, data: Path, who: str) -> None:
+    """Read all into memory, as a training begins, and batch by batch, as one that streams goes on."""
+    cases, cpu = load_cases(data), torch.device("cpu")
+    begun, own = time.perf_counter(), own_seconds()
+    Source(cases, DataConfig(), cpu)
+    add(table, "memory", who, len(cases), begun, own)
+    source = Source(cases, DataConfig(memory_gb=1e-9), cpu)
+    batches = [list(range(start, start + BATCH)) for start in range(0, len(cases) - BATCH + 1, BATCH)]
+    source.batch(batches[0], following=batches[0])  # processes have begun by then
+    begun, own = time.perf_counter(), own_seconds()
+    for batch, following in zip(batches, [*batches[1:], []], strict=True):
+        source.batch(batch, following)
+    add(table, "stream", who, BATCH * len(batches), begun, own)
+
+
+def add(table: Table, section: str, who: str, images: int, begun: float, own: float) -> None:
+    """Both rows of a measurement."""
+    table.add(section, f"{who}: wall time", images / (time.perf_counter() - begun), "images/s")
+    table.add(section, f"{who}: this process", 1e3 * (own_seconds() - own) / images, "ms CPU an image")
+
+
 def main() -> None:
-    """Score the same files once for every number of helpers."""
+    """Read, and score, the same files once for every number of helpers."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--bundle", type=Path)
     parser.add_argument("--device", default="auto")
@@ -65,12 +92,11 @@ def main() -> None:
         model = load_model(options.bundle, options.device) if options.bundle else plain_model(folder, data)
         for helpers in options.helpers:
             os.environ[VARIABLE] = str(helpers)
+            who = f"{helpers} processes" if helpers else "threads"
             begun, own = time.perf_counter(), own_seconds()
             done = score(model, data, folder / f"out{helpers}")
-            seconds, spent = time.perf_counter() - begun, own_seconds() - own
-            who = f"{helpers} processes" if helpers else "threads"
-            table.add("score", f"{who}: file to file", done.cases / seconds, "images/s")
-            table.add("score", f"{who}: this process", 1e3 * spent / done.cases, "ms CPU an image")
+            add(table, "score", who, done.cases, begun, own)
+            training(table, data[0], who)
     if options.out:
         table.write(options.out, machine(pick_device(options.device)))
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from helpers import BRIGHTNESS, Cli, assert_nothing_half_written, labelled, read_records, refused, run_process, save_many, start
+from reshift.helping import VARIABLE
 
 TINY_DMD = ("--method", "dmd", "--profile", "quick", "--set", "data.size=32", "--set", "model.widths=[8,8]",
             "--set", "model.unet_widths=[8,8]", "--set", "model.classifier_widths=[8]", "--set", "model.mask_side=2",
             "--set", "model.stage1_epochs=1", "--set", "model.stage2_epochs=1")  # fmt: skip
 SLOWLY = """
-import itertools, time, reshift.score as module
-write, count = module._written, itertools.count()
-module._written = lambda *args: (time.sleep(0.02 if next(count) < 12 else 60), write(*args))[1]
+import itertools, time, reshift.score_helper as module
+write, count = module.write, itertools.count()
+module.write = lambda *args: (time.sleep(0.02 if next(count) < 12 else 60), write(*args))[1]
 """
 
 
@@ -94,6 +95,24 @@ def test_a_killed_run_is_taken_up(run_cli: Cli, tiny_bundle: Path, tmp_path: Pat
     assert read_records(out) == read_records(tmp_path / "at-once")
     for path in (tmp_path / "at-once" / "maps").rglob("*.npy"):
         assert path.read_bytes() == (out / path.relative_to(tmp_path / "at-once")).read_bytes()
+
+
+def test_stopping_with_helpers_loses_nothing(
+    run_cli: Cli, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "2")
+    images, out = save_many(tmp_path / "in", 600, 64, 64), tmp_path / "out"
+    process = start("score", tiny_bundle, images, "--out", out)
+    wait_for(out / "scores.jsonl", 5, process)
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("reshift: stopped; finished work is kept")
+    assert "Traceback" not in err
+    assert 5 <= len(read_records(out)) <= len(list((out / "maps").rglob("*.npy"))) < 600
+    assert_nothing_half_written(out)
+    assert run_cli("score", tiny_bundle, images, "--out", out).code == 0
+    assert len(read_records(out)) == 600
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from io import BytesIO
 from pathlib import Path
@@ -19,10 +19,10 @@ from reshift import score_hands
 from reshift.config import DataConfig
 from reshift.errors import UserError
 from reshift.frames import receive, send
-from reshift.score_hands import VARIABLE, Helper, Processes, Threads, hands
+from reshift.helping import VARIABLE, Helper, Said
+from reshift.score_hands import Processes, Threads, hands
 from reshift.score_helper import Picture
 from reshift.score_picture import Seen, Task
-from reshift.scores import Record
 
 
 @pytest.fixture
@@ -86,18 +86,18 @@ def test_a_helper_that_dies_is_one_line_and_a_second_run_goes_on(
     run_cli: Cli, tiny_bundle: Path, folder_of_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "2")
-    real, asked = Helper.write, list[int]()
+    real, asked = Helper.ask, list[str]()
 
-    def dying(self: Helper, items: Sequence[tuple[Picture, Seen]]) -> "Future[list[Record]]":
-        asked.append(len(items))
-        if len(asked) == 4:
+    def dying(self: Helper, value: Any, arrays: list[NDArray[Any]], answer: Callable[[Said], Any]) -> "Future[Any]":
+        asked.append(value[0])
+        if asked.count("write") == 4:
             self.process.kill()
-        return real(self, items)
+        return real(self, value, arrays, answer)
 
-    monkeypatch.setattr(Helper, "write", dying)
+    monkeypatch.setattr(Helper, "ask", dying)
     line = refused(run_cli("score", tiny_bundle, folder_of_images, "--out", tmp_path / "out"))
     assert f"has ended (exit -9), perhaps for want of memory; run it again to go on, with {VARIABLE}=0" in line
-    monkeypatch.setattr(Helper, "write", real)
+    monkeypatch.setattr(Helper, "ask", real)
     assert run_cli("score", tiny_bundle, folder_of_images, "--out", tmp_path / "out").code == 0
     assert len(read_records(tmp_path / "out")) == 12
     assert_nothing_half_written(tmp_path / "out")
@@ -134,8 +134,8 @@ def test_helpers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 def test_who_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    started = list[int]()
-    monkeypatch.setattr(score_hands, "Helper", started.append)
+    started = list[str]()
+    monkeypatch.setattr(score_hands, "Helper", lambda module, _first: started.append(module))
     kinds = [
         (32, 10_000, 16, 16),
         (32, 10_000, 64, 16),

@@ -20,6 +20,8 @@ from reshift.data.manifest import Case, deal
 from reshift.data.prepare import prepare
 from reshift.data.prepared_cache import prepared_cache
 from reshift.data.read import read_picture
+from reshift.data.read_helper import Readers
+from reshift.helping import helpers
 
 CHUNK = 64  # images per batch when walking over all of them
 
@@ -33,7 +35,10 @@ class Source:
         self.reader = ThreadPoolExecutor(1)  # waits for the pool, so it cannot be of the pool
         self.resident = _fits(cases, config)
         self.read = _reader(cases, config)
+        self.readers = _readers(cases, config, device)
         self.images = self._load(range(len(self.cases))).to(device) if self.resident else None
+        if self.readers is not None and self.resident:
+            self.readers.close()  # all is read
         self.ahead: dict[tuple[int, ...], Future[Tensor]] = {}
 
     def __len__(self) -> int:
@@ -58,6 +63,8 @@ class Source:
             yield self.batch(chosen[start : start + CHUNK])
 
     def _load(self, indices: Sequence[int]) -> Tensor:
+        if self.readers is not None:
+            return torch.from_numpy(self.readers.load([self.cases[i] for i in indices]))
         pixels = self.pool.map(lambda i: self.read(self.cases[i]), indices)
         return torch.from_numpy(np.stack(list(pixels)))
 
@@ -72,6 +79,12 @@ def check_images(cases: Sequence[Case], config: DataConfig) -> None:
     """Read and drop every image: a damaged one shows now, and not after hours of training."""
     for _, future in ahead(_reader(cases, config), cases):
         future.result()
+
+
+def _readers(cases: Sequence[Case], config: DataConfig, device: torch.device) -> Readers | None:
+    """Other processes, where there is much to decode for a GPU; what a cache has prepared is read soon enough."""
+    count = 0 if prepared_cache() and not _fits(cases, config) else helpers(len(cases), gpu=device.type == "cuda")
+    return Readers(config, count) if count else None
 
 
 def _fits(cases: Sequence[Case], config: DataConfig) -> bool:
