@@ -83,7 +83,7 @@ def check_images(cases: Sequence[Case], config: DataConfig) -> None:
 
 def _readers(cases: Sequence[Case], config: DataConfig, device: torch.device) -> Readers | None:
     """Other processes, where there is much to decode for a GPU; what a cache has prepared is read soon enough."""
-    count = 0 if prepared_cache() and not _fits(cases, config) else helpers(len(cases), gpu=device.type == "cuda")
+    count = 0 if not _fits(cases, config) and prepared_cache() else helpers(len(cases), gpu=device.type == "cuda")
     return Readers(config, count) if count else None
 
 
