@@ -8,6 +8,7 @@ import torch
 
 from helpers import Cli, refused, save_many
 from reshift.config import DataConfig
+from reshift.data import source
 from reshift.data.manifest import load_cases
 from reshift.data.read_helper import Readers
 from reshift.data.source import Source
@@ -66,3 +67,15 @@ def test_the_processes_end_with_their_source(folder_of_images: Path, monkeypatch
         processes = [helper.process for helper in source.readers.helpers]
         del source
         assert [process.wait(20) for process in processes] == [0, 0]
+
+
+def test_reading_alone_pays_for_processes_later_than_scoring(folder_of_images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[int, bool]]()
+
+    def none(pictures: int, *, gpu: bool) -> int:
+        asked.append((pictures, gpu))
+        return 0
+
+    monkeypatch.setattr(source, "helpers", none)
+    Source(load_cases(folder_of_images), DataConfig(size=32), CPU)
+    assert asked == [(12 // source.LIGHTER, False)]

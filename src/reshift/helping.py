@@ -22,7 +22,7 @@ from reshift.errors import UserError, reason
 from reshift.frames import receive, send
 
 VARIABLE = "RESHIFT_HELPERS"
-MANY = 512  # pictures for which it pays to start processes
+MANY = 512  # pictures, to be read and written, for which it pays to start processes
 FEW = 4  # cores of which this process leaves none to others
 MOST = 16
 

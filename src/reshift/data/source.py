@@ -24,6 +24,7 @@ from reshift.data.read_helper import Readers
 from reshift.helping import helpers
 
 CHUNK = 64  # images per batch when walking over all of them
+LIGHTER = 8  # reading an image, than reading, describing and writing one: so many more pay for other processes
 
 
 class Source:
@@ -83,7 +84,9 @@ def check_images(cases: Sequence[Case], config: DataConfig) -> None:
 
 def _readers(cases: Sequence[Case], config: DataConfig, device: torch.device) -> Readers | None:
     """Other processes, where there is much to decode for a GPU; what a cache has prepared is read soon enough."""
-    count = 0 if not _fits(cases, config) and prepared_cache() else helpers(len(cases), gpu=device.type == "cuda")
+    if not _fits(cases, config) and prepared_cache():
+        return None
+    count = helpers(len(cases) // LIGHTER, gpu=device.type == "cuda")
     return Readers(config, count) if count else None
 
 
