@@ -1,5 +1,6 @@
 """Pictures read and written by other processes: the same files, nothing lost, and nobody left behind."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -154,6 +155,16 @@ def test_who_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "many")
     with pytest.raises(UserError, match="is no number of processes; 0 means threads"):
         hands(task(tmp_path), 32, 10_000)
+
+
+def test_without_room_for_processes_threads_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setenv(VARIABLE, "2")
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.warns(UserWarning, match=r"could be started \(Resource temporarily unavailable\); threads do their work"):
+        assert isinstance(hands(task(tmp_path), 32, 10_000), Threads)
 
 
 def test_a_picture_s_features_go_with_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ what it needs, and ends by itself when the one who asks does, whatever became of
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -87,6 +88,15 @@ class Helper:
             code = self.process.returncode
             died = f"a process that reads and writes pictures has ended (exit {code}), perhaps for want of memory"
             raise UserError(f"{died}; run it again to go on, with {VARIABLE}=0 to do without them") from None
+
+
+def started(make: Callable[[], Answer]) -> Answer | None:
+    """What ``make`` makes of helpers; where the system has no room for them a line says so, and threads must do."""
+    try:
+        return make()
+    except OSError as err:
+        warnings.warn(f"no helper processes could be started ({err.strerror}); threads do their work, slower", stacklevel=2)
+        return None
 
 
 def serve(begin: Callable[[Any], Callable[[Any, list[NDArray[Any]]], Said]]) -> None:

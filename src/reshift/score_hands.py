@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Protocol, Self
 
 from reshift.data.source import ahead
-from reshift.helping import MOST, Helper, helpers
+from reshift.helping import MOST, Helper, helpers, started
 from reshift.predict import grouped
 from reshift.score_helper import Desk, Outcome, Picture, first, outcomes, records, to_read, to_write
 from reshift.score_picture import Seen, Task
@@ -39,7 +39,8 @@ class Hands(Protocol):
 def hands(task: Task, batch: int, pictures: int) -> Hands:
     """Processes where ``helpers`` says so, else threads."""
     count = 0 if task.dicom else helpers(pictures, gpu=batch > 1)
-    return Processes(task, batch, count) if count else Threads(task, batch)
+    others = started(lambda: Processes(task, batch, count)) if count else None
+    return others or Threads(task, batch)
 
 
 class Threads:

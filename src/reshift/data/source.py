@@ -21,7 +21,7 @@ from reshift.data.prepare import prepare
 from reshift.data.prepared_cache import prepared_cache
 from reshift.data.read import read_picture
 from reshift.data.read_helper import Readers
-from reshift.helping import helpers
+from reshift.helping import helpers, started
 
 CHUNK = 64  # images per batch when walking over all of them
 LIGHTER = 8  # reading an image, than reading, describing and writing one: so many more pay for other processes
@@ -87,7 +87,7 @@ def _readers(cases: Sequence[Case], config: DataConfig, device: torch.device) ->
     if not _fits(cases, config) and prepared_cache():
         return None
     count = helpers(len(cases) // LIGHTER, gpu=device.type == "cuda")
-    return Readers(config, count) if count else None
+    return started(lambda: Readers(config, count)) if count else None
 
 
 def _fits(cases: Sequence[Case], config: DataConfig) -> bool:
