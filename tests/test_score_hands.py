@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pydicom.data import get_testdata_file
 
 from helpers import Cli, assert_nothing_half_written, read_records, refused, save_many
 from reshift import score_hands
@@ -72,6 +73,18 @@ def test_batches_keep_their_order_whatever_is_in_them(tmp_path: Path) -> None:
     for (_, mine), (_, theirs) in zip(found, expected, strict=True):
         assert isinstance(mine, UserError) == isinstance(theirs, UserError)
         assert str(mine) == str(theirs) if isinstance(mine, UserError) else np.array_equal(mine, theirs)  # type: ignore[arg-type]
+
+
+def test_dicom_pictures_go_the_same_way(run_cli: Cli, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = tmp_path / "in"
+    images.mkdir()
+    for i, name in enumerate(("CT_small.dcm", "MR_small_jp2klossless.dcm")):  # the second is decompressed by a process of its own
+        (images / f"{i}.dcm").write_bytes(Path(str(get_testdata_file(name))).read_bytes())
+    for helpers in ("0", "2"):
+        monkeypatch.setenv(VARIABLE, helpers)
+        assert run_cli("score", tiny_bundle, images, "--out", tmp_path / helpers).code == 0
+    assert results(tmp_path / "2") == results(tmp_path / "0")
+    assert len(read_records(tmp_path / "2")) == 2
 
 
 @pytest.mark.usefixtures("two_helpers")

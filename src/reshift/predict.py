@@ -82,11 +82,11 @@ class Model:
         """Score prepared pictures as one batch."""
         return [self.result(seen) for seen in self.look(inputs)]
 
-    def look(self, inputs: Sequence[Prepared], described: Sequence[NDArray[np.float64]] | None = None) -> list[Looked]:
-        """Score prepared pictures as one batch, and leave their maps as the network gave them; ``described``: see ``judge``."""
+    def look(self, inputs: Sequence[Prepared]) -> list[Looked]:
+        """Score prepared pictures as one batch, and leave their maps as the network gave them."""
         stack = np.stack([item.pixels for item in inputs])
         scores, maps = self.run(stack)
-        found = zip(scores, maps, inputs, self.judge(stack, described), strict=True)
+        found = zip(scores, maps, inputs, self.judge(stack), strict=True)
         return [Looked(score, heatmap, item.geometry, judged) for score, heatmap, item, judged in found]
 
     def run(self, pixels: NDArray[np.float32], without: int | None = None) -> tuple[list[float], NDArray[np.float32]]:
@@ -129,16 +129,13 @@ class Model:
         """What the bundle knows of how its training images were taken."""
         return self.bundle.calibration.acquisition if self.bundle.calibration else None
 
-    def judge(self, pixels: NDArray[np.float32], described: Sequence[NDArray[np.float64]] | None = None) -> list[Judged | None]:
-        """How like the training images each of ``(B, C, S, S)`` was taken; None where the bundle cannot tell.
-
-        ``described``: their descriptors, if other threads have made them already.
-        """
+    def judge(self, pixels: NDArray[np.float32]) -> list[Judged | None]:
+        """How like the training images each of ``(B, C, S, S)`` was taken; None where the bundle cannot tell."""
         known = self.acquisition
         if known is None:
             return [None] * len(pixels)
-        features, rows = self.embed(pixels), described or [describe(x) for x in pixels]
-        return [judge(known, row, None if features is None else features[i]) for i, row in enumerate(rows)]
+        features = self.embed(pixels)
+        return [judge(known, describe(x), None if features is None else features[i]) for i, x in enumerate(pixels)]
 
     def embed(self, pixels: NDArray[np.float32]) -> NDArray[np.float64] | None:
         """Describe ``(B, C, S, S)`` by ImageNet features ``(B, 1280)``; None where nothing is or can be known of them."""
