@@ -1,5 +1,6 @@
 """Lines of progress where nobody watches: seldom, and with an ETA one can believe."""
 
+import re
 import time
 from collections.abc import Callable
 
@@ -38,8 +39,17 @@ def test_the_first_step_says_nothing_of_the_rest(lines: Lines) -> None:
 
 
 def test_what_is_left_follows_the_pace_of_late(lines: Lines) -> None:
-    *_, last = lines([1.0, 16.0, 31.0, *(31.0 + 0.1 * i for i in range(1, 152))], 1154)
-    assert last.startswith("training: 153/1154, 100 s left")
+    slow = [1.0 + 15.0 * i for i in range(10)]
+    *_, last = lines([*slow, *(slow[-1] + 0.1 * i for i in range(1, 1001))], 5010)
+    step, left = re.findall(r"(\d+)/5010, (\d+) s left", last)[0]
+    assert float(left) == pytest.approx(0.1 * (5010 - int(step)), rel=0.02)
+
+
+def test_one_slow_line_does_not_make_it_jump(lines: Lines) -> None:
+    times = [float(i) for i in range(1, 61)]
+    *_, before, after = lines([*times, 80.0], 1000)  # a step of twenty seconds among those of one
+    first, second = (float(re.findall(r"(\d+) s left", line)[0]) for line in (before, after))
+    assert second < 1.5 * first
 
 
 def test_a_single_step_ends_at_once(lines: Lines) -> None:

@@ -2,11 +2,13 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 LINE_SECONDS = 15.0  # between lines when nobody watches
+LINES = 5  # over which the pace is taken: over one alone it jumps
 
 
 class Advance(Protocol):
@@ -80,21 +82,22 @@ def _bar(label: str, total: int, start: int) -> Iterator[Advance]:
 
 
 def _lines(label: str, total: int, start: int) -> Advance:
-    """What is left is judged by the pace since the line before, and never by the first step, which often has to warm up."""
-    printed, done, since = time.monotonic(), start, None
+    """What is left is judged by the pace over the last lines, and never by the first step, which often has to warm up."""
+    printed, done, marks = time.monotonic(), start, deque[tuple[float, int]](maxlen=LINES)
 
     def advance(amount: int = 1, text: str = "") -> None:
-        nonlocal printed, done, since
+        nonlocal printed, done
         done += amount
         now = time.monotonic()
-        since = since or ((now, done) if amount else None)
+        if amount and not marks:
+            marks.append((now, done))
         if done < total and now - printed < LINE_SECONDS:
             return
         parts = [f"{label}: {done}/{total}"]
-        if since is not None and (done > since[1] or done == total):
-            left = (now - since[0]) / max(1, done - since[1]) * (total - done)
+        if marks and (done > marks[0][1] or done == total):
+            left = (now - marks[0][0]) / max(1, done - marks[0][1]) * (total - done)
             parts.append(f"{left:.0f} s left")
-            since = now, done
+            marks.append((now, done))
         printed = now
         print(", ".join([*parts, text] if text else parts), file=sys.stderr, flush=True)
 
