@@ -31,18 +31,21 @@ Rows = NDArray[np.float64]
 
 def describe(pixels: NDArray[np.float32]) -> Rows:
     """Network input ``(C, H, W)`` in [-1, 1] → its descriptor."""
-    grey = pixels.mean(0, dtype=np.float64)
+    grey = pixels[0] if len(pixels) == 1 else pixels.mean(0)
     inside = grey > -0.8  # the dark surroundings are left out; their share is a number of its own
+    share = inside.mean()
     if inside.sum() < 100:
         inside = np.ones_like(inside)
-    quantiles = np.quantile(grey[inside], QUANTILES)
+    quantiles = np.quantile(grey[inside].astype(np.float64), QUANTILES)
     contrast = quantiles[-1] - quantiles[1] + 1e-3
     core = inside[1:-1, 1:-1]
-    dx, dy = (grey[1:-1, 2:] - grey[1:-1, :-2])[core], (grey[2:, 1:-1] - grey[:-2, 1:-1])[core]
-    second = (grey[1:-1, 1:-1] * 4 - grey[:-2, 1:-1] - grey[2:, 1:-1] - grey[1:-1, :-2] - grey[1:-1, 2:])[core]
-    slope, bend = (np.median(np.abs(v)) if v.size else 0.0 for v in (np.hypot(dx, dy), second))
+    left, right, above, below = grey[1:-1, :-2], grey[1:-1, 2:], grey[:-2, 1:-1], grey[2:, 1:-1]
+    steep = np.square(right - left) + np.square(below - above)
+    bent = np.abs(4 * grey[1:-1, 1:-1] - left - right - above - below)
+    slope_squared, bend = (float(np.median(v[core])) if core.any() else 0.0 for v in (steep, bent))
     # Sharpness is slope per contrast, noise what a second difference leaves of a smooth picture; both as medians.
-    texture = (np.log(contrast), np.log(slope / contrast + 1e-3), np.log(bend + 1e-3), (grey > -0.8).mean())
+    sharpness = np.sqrt(slope_squared) / contrast
+    texture = (np.log(contrast), np.log(sharpness + 1e-3), np.log(bend + 1e-3), share)
     return np.array([*quantiles, *texture])
 
 
