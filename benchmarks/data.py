@@ -34,7 +34,7 @@ from reshift.data.prepare import prepare, restore
 from reshift.data.prepared_cache import PreparedCache
 from reshift.data.read import read_picture
 from reshift.picture import RAMP, grey, overlay, png
-from reshift.scores import FIELDS, append
+from reshift.scores import FIELDS, Ledger
 from reshift.write import atomic_bytes
 
 CONFIG = DataConfig()
@@ -130,9 +130,9 @@ def npy(heatmap: NDArray[np.float32]) -> bytes:
 
 
 def to_disk(files: Sequence[tuple[Path, bytes]]) -> None:
-    """Write whole or not at all, and wait for the disk."""
+    """Write whole or not at all."""
     for path, content in files:
-        atomic_bytes(path, content)
+        atomic_bytes(path, content, lasting=False)
 
 
 def scored(folder: Path) -> tuple[Image, NDArray[np.float32]]:
@@ -158,8 +158,9 @@ def writing(table: Table, folder: Path) -> tuple[float, float]:
         table.add("writing", f"PNG, bytes {name}", size, "bytes")
     record = {**dict.fromkeys(FIELDS), "input": "image", "score": 0.5, "p_value": 0.1, "map": "maps/image.npy"}
     files = [(folder / "map.npy", npy(heatmap)), (folder / "overlay.png", png(shown))]
-    others = {"map": lambda: npy(heatmap), "record": lambda: append(folder / "r.jsonl", [record])}
-    rest = add(table, "writing", {**others, "two files to disk": lambda: to_disk(files)})
+    with Ledger(folder / "r.jsonl") as ledger:
+        others = {"map": lambda: npy(heatmap), "record": lambda: ledger.append([record])}
+        rest = add(table, "writing", {**others, "two files": lambda: to_disk(files)})
     return blended[0] + packed[0] + sum(rest), blended[1] + packed[1] + sum(rest)
 
 

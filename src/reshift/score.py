@@ -5,7 +5,8 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -23,11 +24,11 @@ from reshift.data.volume import Volume
 from reshift.errors import UserError, reason
 from reshift.predict import Model
 from reshift.progress import progress
-from reshift.score_hands import Written, hands
+from reshift.score_hands import Batch, Written, hands
 from reshift.score_helper import Outcome, Picture
 from reshift.score_picture import Seen, Task, failed, record
 from reshift.score_volume import score_volume
-from reshift.scores import Record, append, read_index, settle
+from reshift.scores import Ledger, Record, read_index, settle
 from reshift.write import atomic_json, writable_folder
 
 
@@ -147,17 +148,22 @@ def score(
     known = read_index(records)
     places = [entry.map.removeprefix("maps/") for entry in known.values() if entry.map]
     taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
-    left = [job for job in jobs if (entry := known.get(str(job.path))) is None or not entry.map]
+    left = [job for job in jobs if (entry := known.get(str(job.path))) is None or not entry.map or _empty(out / entry.map)]
     todo = [Job(job.scan, _free(job.stem, taken)) for job in left]
-    with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance:
+    with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance, Ledger(records) as ledger:
         run = Run(model, out, dicom, [])
         for job, found in (engine or score_jobs)(run, todo):
-            known[str(job.path)] = append(records, found)  # what failed was tried again
+            known[str(job.path)] = ledger.append(found)  # what failed was tried again
             advance()
     mine = dict.fromkeys(str(job.path) for job in jobs)
     others = [name for name in known if name not in mine]  # of earlier runs into this folder; they come first
     tally = settle(records, known, [*others, *mine])
     return Summary(len(known), tally.failures, run_warning(tally.differs), run.notes)
+
+
+def _empty(path: Path) -> bool:
+    """What a power cut may leave of a map. One that is missing was removed by somebody who did not need it."""
+    return path.exists() and path.stat().st_size == 0
 
 
 def _check_dicom(bundle: Bundle) -> None:
@@ -202,11 +208,11 @@ def _volume(run: Run, job: Job) -> list[Record]:
 
 
 def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
-    """Read ahead, and write behind: on a GPU, one batch's maps and overlays are packed while the next is computed.
+    """Read ahead, and write behind: on a GPU, some batches' maps and overlays are packed while the next is computed.
 
     On the CPU a picture is recorded before the next is begun: its cores have nothing to spare, and a kill loses less.
     """
-    model, behind = run.model, 0 if run.model.batch == 1 else run.model.batch
+    model = run.model
     writing: deque[Written] = deque()
     by_stem = {job.stem: job for job in jobs}
 
@@ -216,21 +222,40 @@ def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
     task = Task(model.bundle.config.data, run.out, model.bundle.calibration, run.dicom)
     with hands(task, model.batch, len(jobs)) as team:
         try:
-            for batch in team.read([Picture(job.path, job.stem) for job in jobs]):
-                good = [(picture, found) for picture, found in batch if isinstance(found, np.ndarray)]
-                if len(good) < len(batch):
+            for odd, seen in _looked(model, team.read([Picture(job.path, job.stem) for job in jobs])):
+                if odd:
                     yield from written(0)  # what came earlier is recorded earlier
-                    yield from _odd(run, [(by_stem[picture.stem], found) for picture, found in batch])
-                if good:
-                    writing.extend(team.write(_look(model, good)))
-                    yield from written(behind)
+                    yield from _odd(run, [(by_stem[picture.stem], found) for picture, found in odd])
+                writing.extend(team.write(seen))
+                yield from written(0 if model.batch == 1 else team.deep * model.batch)
         except (Exception, KeyboardInterrupt):  # what is written is recorded, whatever comes after it
             yield from written(0)
             raise
         yield from written(0)
 
 
+def _looked(model: Model, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[tuple[Picture, Seen]]]]:
+    """Of every batch what the network cannot look at, and what it sees in the rest.
+
+    On a GPU by a thread of its own: while that waits for one batch, this one sends another to be written and gets the next.
+    """
+    before: Future[list[tuple[Picture, Seen]]] | None = None
+    with ThreadPoolExecutor(1) as eye:
+        for batch in batches:
+            good = [(picture, found) for picture, found in batch if isinstance(found, np.ndarray)]
+            late = eye.submit(_look, model, good) if model.batch > 1 and len(good) == len(batch) else None
+            if before is not None:
+                yield [], before.result()
+            if late is None:  # at once: what is odd may turn out to be a volume, and then the network has to look at that
+                yield [item for item in batch if not isinstance(item[1], np.ndarray)], _look(model, good)
+            before = late
+        if before is not None:
+            yield [], before.result()
+
+
 def _look(model: Model, batch: Sequence[tuple[Picture, NDArray[np.float32]]]) -> list[tuple[Picture, Seen]]:
+    if not batch:
+        return []
     begun, stack = time.monotonic(), np.stack([pixels for _, pixels in batch])
     scores, maps = model.run(stack)
     features = model.embed(stack) if model.acquisition else None

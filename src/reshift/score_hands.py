@@ -15,6 +15,8 @@ from reshift.score_picture import Seen, Task
 from reshift.scores import Record
 
 READ_AHEAD = 8  # images beyond the batch at hand; a scan may take hundreds of megabytes
+DEEP = 4  # batches that processes read ahead, and write behind, or the slowest of them would keep all waiting
+ROOM = 2**30  # bytes of pictures that may lie there for that
 
 Batch = list[tuple[Picture, Outcome]]
 Written = tuple[list[Picture], "Future[list[Record]]"]
@@ -22,6 +24,8 @@ Written = tuple[list[Picture], "Future[list[Record]]"]
 
 class Hands(Protocol):
     """Reads ahead in batches, and writes behind."""
+
+    deep: int  # batches that may be under way to be written
 
     def read(self, pictures: Sequence[Picture]) -> Iterator[Batch]:
         """All pictures, in order; those of a batch that have a network input must then be written."""
@@ -45,6 +49,8 @@ def hands(task: Task, batch: int, pictures: int) -> Hands:
 
 class Threads:
     """In this process."""
+
+    deep = 1
 
     def __init__(self, task: Task, batch: int) -> None:
         self.desk, self.batch = Desk(task), batch
@@ -71,7 +77,7 @@ class Processes:
     """Each picture in one of ``count`` others, where it stays between reading and writing."""
 
     def __init__(self, task: Task, batch: int, count: int) -> None:
-        self.batch, self.where = batch, dict[str, int]()
+        self.batch, self.deep, self.where = batch, 1, dict[str, int]()
         self.helpers = [Helper("reshift.score_helper", first(task)) for _ in range(count)]
 
     def __enter__(self) -> Self:
@@ -83,11 +89,11 @@ class Processes:
                 all_of_them.callback(helper.close)
 
     def read(self, pictures: Sequence[Picture]) -> Iterator[Batch]:
-        """One batch ahead, every process an equal part of it."""
+        """Some batches ahead, every process an equal part of each."""
         waiting: deque[Callable[[], Batch]] = deque()
         for batch in grouped(pictures, self.batch):
             waiting.append(self._ask(batch))
-            if len(waiting) > 1:
+            while len(waiting) > self.deep:
                 yield waiting.popleft()()
         while waiting:
             yield waiting.popleft()()
@@ -99,7 +105,8 @@ class Processes:
         futures = [helper.ask(*to_read(part), outcomes) for i, helper in enumerate(self.helpers) if (part := batch[i::count])]
 
         def answers() -> Batch:
-            parts = [future.result() for future in futures]
+            parts, held = zip(*(future.result() for future in futures), strict=True)
+            self.deep = min(DEEP, max(1, ROOM // max(1, sum(held))))
             return [(picture, parts[i % count][i // count]) for i, picture in enumerate(batch)]
 
         return answers

@@ -72,10 +72,10 @@ def to_write(items: Sequence[tuple[Picture, Seen]]) -> Said:
     return ["write", rows], [*maps, *features]
 
 
-def outcomes(said: Said) -> list[Outcome]:
-    """The answer to ``to_read``."""
-    inputs = iter(said[1])
-    return [next(inputs) if what is True else None if what is None else UserError(what) for what in said[0]]
+def outcomes(said: Said) -> tuple[list[Outcome], int]:
+    """The answer to ``to_read``, and how many bytes the pictures fill until they are written."""
+    (found, held), inputs = said[0], iter(said[1])
+    return [next(inputs) if what is True else None if what is None else UserError(what) for what in found], held
 
 
 def records(said: Said) -> list[Record]:
@@ -97,7 +97,9 @@ def _begin(told: Any) -> Callable[[Any, list[NDArray[Any]]], Said]:
 def _read(desk: Desk, rows: Sequence[Any]) -> Said:
     found = [desk.read(Picture(Path(path), stem)) for path, stem in rows]
     inputs: list[NDArray[Any]] = [one for one in found if isinstance(one, np.ndarray)]
-    return [True if isinstance(one, np.ndarray) else None if one is None else str(one) for one in found], inputs
+    said = [True if isinstance(one, np.ndarray) else None if one is None else str(one) for one in found]
+    held = sum(desk.held[stem].image.pixels.nbytes for (_, stem), what in zip(rows, said, strict=True) if what is True)
+    return (said, held), inputs
 
 
 def _write(desk: Desk, rows: Sequence[Any], arrays: list[NDArray[Any]]) -> Said:

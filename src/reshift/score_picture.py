@@ -92,6 +92,7 @@ def write(task: Task, path: Path, stem: str, loaded: Loaded, seen: Seen) -> Reco
 
 
 def _write(target: Path, content: bytes) -> None:
-    with naming(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_bytes(target, content)
+    if not target.parent.exists():
+        with naming(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_bytes(target, content, lasting=False)  # score.py looks for empty ones

@@ -3,11 +3,12 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Self
 
-from reshift.write import append_json, naming
+from reshift.write import append_whole, json_line, naming
 
 Record = dict[str, Any]
 FIELDS = (
@@ -41,12 +42,27 @@ class Tally(NamedTuple):
     differs: list[tuple[str, ...]]  # of every image that was judged
 
 
-def append(path: Path, records: Sequence[Record]) -> Entry:
-    """Append the records of one input."""
-    start = path.stat().st_size if path.exists() else 0
-    for record in records:
-        append_json(path, record)
-    return Entry(start, path.stat().st_size - start, _finished(records[-1]))
+class Ledger:
+    """The file while a run adds to it: opened once, at the first record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: FileIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def append(self, records: Sequence[Record]) -> Entry:
+        """Append the records of one input, all or none of them."""
+        lines = b"".join(json_line(record) for record in records)
+        with naming(self.path):
+            if self.file is None:
+                self.file = self.path.open("ab", buffering=0)
+            return Entry(append_whole(self.file, lines), len(lines), _finished(records[-1]))
 
 
 def read_index(path: Path) -> dict[str, Entry]:

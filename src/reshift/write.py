@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -23,15 +24,20 @@ def naming(path: Path) -> Iterator[None]:
         ) from err
 
 
-def atomic_bytes(path: Path, data: bytes) -> None:
-    """Write ``data`` so that a kill or a full disk leaves the old file, or none, but never half of one."""
+def atomic_bytes(path: Path, data: bytes, *, lasting: bool = True) -> None:
+    """Write ``data`` so that a kill or a full disk leaves the old file, or none, but never half of one.
+
+    Unless it is to be ``lasting``, a power cut within the next seconds may leave it empty: for thousands of files a second, and
+    only where an empty one is noticed and made again.
+    """
     temporary = path.with_name(f".{os.getpid()}-{get_ident()}.tmp")  # as short as can be: ``path`` may have the longest name
     with naming(path):
         try:
             with temporary.open("wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # before the rename, or a power cut may keep the name and lose the bytes
+                if lasting:
+                    file.flush()
+                    os.fsync(file.fileno())  # before the rename, or a power cut may keep the name and lose the bytes
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -48,17 +54,27 @@ def atomic_json(path: Path, value: Any) -> None:
     atomic_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+def json_line(value: Any) -> bytes:
+    """One line of JSON; NaN is refused."""
+    return (json.dumps(value, allow_nan=False) + "\n").encode()
+
+
 def append_json(path: Path, value: Any) -> None:
     """Append one line of JSON; when the disk is full, what was there stays and nothing of the line does."""
-    line = (json.dumps(value, allow_nan=False) + "\n").encode()
     with naming(path), path.open("ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            while line:  # unbuffered: a nearly full disk takes a part, and complains about the rest
-                line = line[file.write(line) :]
-        except OSError:
-            file.truncate(before)
-            raise
+        append_whole(file, json_line(value))
+
+
+def append_whole(file: FileIO, data: bytes) -> int:
+    """Append all or nothing to a file that is open for it; return where it begins."""
+    before = file.seek(0, os.SEEK_END)
+    try:
+        while data:  # unbuffered: a nearly full disk takes a part, and complains about the rest
+            data = data[file.write(data) :]
+    except OSError:
+        file.truncate(before)
+        raise
+    return before
 
 
 def sweep(folder: Path) -> None:

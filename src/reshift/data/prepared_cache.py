@@ -80,7 +80,7 @@ class PreparedCache:
                 return
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            atomic_bytes(path, zlib.crc32(pixels).to_bytes(4, "little") + pixels)
+            atomic_bytes(path, zlib.crc32(pixels).to_bytes(4, "little") + pixels, lasting=False)
         except (UserError, OSError):  # a full disk costs time, never the training
             self.room, self.unused = 0, []
 

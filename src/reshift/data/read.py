@@ -83,7 +83,7 @@ def _refuse(err: OSError) -> None:
 
 def is_volume(path: Path) -> bool:
     """Whether ``path`` is looked at slice by slice: a NIfTI file, or the folder of a DICOM series."""
-    return is_nifti(path) or path.is_dir()
+    return is_nifti(path) or (not path.name.lower().endswith(SUFFIXES) and path.is_dir())
 
 
 def open_scan(path: Path, series: "Series | None" = None) -> Image | Volume:
