@@ -9,7 +9,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,17 +169,14 @@ class Clocked(Source):
         super().__init__(cases, DataConfig(), device)
         self.block, self.taken, self.marks = block, 0, list[float]()
 
-    def batch(self, indices: Sequence[int], following: Sequence[int] = ()) -> Tensor:
-        """Return a batch, as every source does."""
-        if self.taken % self.block == 0:
-            finish(self.device)
-            self.marks.append(time.perf_counter())
-        self.taken += 1
-        return super().batch(indices, following)
-
-    def batches(self, indices: Sequence[int] | None = None) -> Iterator[Tensor]:
-        """Images once: what a stage looks at before its first step, which is not timed."""
-        yield super().batch(range(len(self)) if indices is None else indices)
+    def stream(self, chosen: Iterable[Sequence[int]]) -> Iterator[Tensor]:
+        """Batch after batch, as every source gives them."""
+        for batch in super().stream(chosen):
+            if self.taken % self.block == 0:
+                finish(self.device)
+                self.marks.append(time.perf_counter())
+            self.taken += 1
+            yield batch
 
 
 # ---- a script of sections ----------------------------------------------------------------------------------------------

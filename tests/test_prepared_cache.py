@@ -14,8 +14,8 @@ from helpers import noise, save, save_many
 from reshift.config import DataConfig
 from reshift.data import prepared_cache as module
 from reshift.data.manifest import Case, load_cases
-from reshift.data.prepared_cache import PreparedCache, prepared_cache
-from reshift.data.source import Source, _prepared, check_images
+from reshift.data.prepared_cache import PreparedCache, _prepared, prepared_cache
+from reshift.data.source import Source, check_images
 from reshift.errors import UserError
 
 CONFIG = DataConfig(size=32)
@@ -166,7 +166,7 @@ def test_streaming_uses_it_and_memory_does_not(cases: list[Case], tmp_path: Path
     assert not (tmp_path / "cache").exists()
     check_images(cases, STREAM)  # as before training: fills it
     assert len(files(tmp_path / "cache")) == len(cases)
-    monkeypatch.setattr("reshift.data.source.read_picture", None)  # nothing may be decoded again
+    monkeypatch.setattr("reshift.data.prepared_cache.read_picture", None)  # nothing may be decoded again
     streamed = Source(cases, STREAM, CPU)
     assert torch.equal(torch.cat(list(held.batches())), torch.cat(list(streamed.batches())))
 

@@ -1,5 +1,7 @@
 """Images read by other processes for training: the same numbers, in order, and a bad one is one line."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from reshift.config import DataConfig
 from reshift.data import source
 from reshift.data.manifest import load_cases
 from reshift.data.read_helper import Readers
-from reshift.data.source import Source
+from reshift.data.source import Source, check_images
 from reshift.errors import UserError
 from reshift.helping import VARIABLE
 
@@ -29,7 +31,8 @@ def test_a_source_is_the_same_by_other_processes(
         source = Source(cases, config, CPU)
         assert (source.images is None) == (gigabytes < 0.5)
         assert (source.readers is not None) == (helpers == "3")
-        batches.append([source.batch([7, 2, 2, 11], following=[1]), source.batch([1]), *source.batches()])
+        streamed = source.stream([i, (i + 5) % 12] for i in range(12))
+        batches.append([source.batch([7, 2, 2, 11]), *streamed, *source.batches()])
     assert len(batches[0]) == len(batches[1])
     assert all(torch.equal(a, b) for a, b in zip(*batches, strict=True))
 
@@ -79,3 +82,38 @@ def test_reading_alone_pays_for_processes_later_than_scoring(folder_of_images: P
     monkeypatch.setattr(source, "helpers", none)
     Source(load_cases(folder_of_images), DataConfig(size=32), CPU)
     assert asked == [(12 // source.LIGHTER, False)]
+
+
+def test_other_processes_fill_and_use_the_cache(folder_of_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "2")
+    monkeypatch.setenv("RESHIFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RESHIFT_PREPARED_GB", "1")
+    cases, config = load_cases(folder_of_images), DataConfig(size=32, memory_gb=1e-9)
+    expected = torch.cat(list(Source(cases, DataConfig(size=32), CPU).batches()))
+    assert not (tmp_path / "cache").exists()
+    source = Source(cases, config, CPU)
+    check_images(cases, config, source.readers)
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert len(kept) == len(cases)
+    for case in cases:
+        case.image.write_bytes(case.image.read_bytes())  # the same content: still found
+    assert torch.equal(torch.cat(list(source.stream([i] for i in range(12)))), expected)
+    np.testing.assert_array_equal(sorted(kept), sorted(path for path in (tmp_path / "cache").rglob("*") if path.is_file()))
+
+
+def test_a_bad_image_shows_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "2")
+    images = save_many(tmp_path / "in", 6)
+    cases, config = load_cases(images), DataConfig(size=32, memory_gb=1e-9)
+    (images / "004.png").write_bytes(b"no picture")
+    source = Source(cases, config, CPU)
+    with pytest.raises(UserError, match=r"004\.png"):
+        check_images(cases, config, source.readers)
+    with pytest.raises(UserError, match=r"004\.png"):
+        list(source.stream([[0], [4], [5]]))
+
+
+def test_helpers_begin_without_torch() -> None:
+    for module in ("reshift.data.read_helper", "reshift.score_helper"):
+        code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,9 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from helpers import Cli, refused
+from reshift.cachefolder import VARIABLE, cache_folder
 from reshift.config import TrainConfig
 from reshift.optimise import learning_rate
-from reshift.stagecache import VARIABLE, cache_folder
 
 TINY = ("--set", "data.size=32", "--set", "model.epochs=2", "--set", "model.widths=[8,8]", "--set", "model.t_star=4",
         "--set", "model.timesteps=8", "--set", "train.batch=4")  # fmt: skip

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +170,10 @@ def test_source_streams_what_it_would_hold(manifest: Path) -> None:
     streamed = Source(cases, DataConfig(size=32, memory_gb=1e-6), CPU)
     assert held.resident
     assert not streamed.resident
-    assert torch.equal(held.batch([3, 1]), streamed.batch([3, 1], following=[2]))
-    assert torch.equal(held.batch([2]), streamed.batch([2]))
+    assert torch.equal(held.batch([3, 1]), streamed.batch([3, 1]))
+    asked = [[3, 1], [2], [0, 0, 4]]
+    for mine, theirs in zip(held.stream(asked), streamed.stream(asked), strict=True):
+        assert torch.equal(mine, theirs)
     assert torch.equal(torch.cat(list(held.batches())), torch.cat(list(streamed.batches())))
 
 
@@ -179,12 +181,10 @@ def test_every_image_is_seen_equally_often(manifest: Path, tmp_path: Path) -> No
     seen: list[int] = []
 
     class Watched(Source):
-        def batch(self, indices: Any, following: Any = ()) -> torch.Tensor:
-            seen.extend(indices)
-            return super().batch(indices, following)
-
-        def batches(self, indices: Sequence[int] | None = None) -> Any:
-            return iter([super().batch(range(len(self)) if indices is None else indices)])
+        def stream(self, chosen: Iterable[Sequence[int]]) -> Iterator[torch.Tensor]:
+            asked = list(chosen)
+            seen.extend(i for indices in asked for i in indices)
+            return super().stream(asked)
 
     cases = [case for case in load_cases(manifest) if case.split == "train"][:20]  # 20 images, batches of 8: no even division
     plain = config(model={"stage1_epochs": 10, "stage2_epochs": 0})

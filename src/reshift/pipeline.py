@@ -56,7 +56,10 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
         if (out / "bundle" / "config.json").exists():
             return out / "bundle"
         source = Source(kept, config.data, device)
-        check_images(held if source.resident else [*kept, *held], config.data)
+        if source.resident:
+            check_images(held, config.data)
+        else:
+            check_images([*kept, *held], config.data, source.readers)
         if place.rank == 0:
             sweep(out)
             sweep(out / "bundle")

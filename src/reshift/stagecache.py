@@ -6,7 +6,6 @@ unless it agrees: whoever copies or renames files here gets a line, not another 
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ from torch import nn
 from reshift.errors import UserError
 from reshift.write import atomic_bytes
 
-VARIABLE = "RESHIFT_CACHE"
 FORMAT = 3  # raised when the same settings come to train something else
 
 
@@ -27,13 +25,6 @@ class Identity(NamedTuple):
 
     facts: dict[str, Any]
     key: str
-
-
-def cache_folder(setting: str) -> Path | None:
-    """``train.cache`` → where trained stages lie; None: nowhere."""
-    if setting == "auto":
-        setting = os.environ.get(VARIABLE, "") or str(Path.home() / ".cache" / "reshift")
-    return None if setting == "off" else Path(setting)
 
 
 def identity(module: nn.Module, **facts: Any) -> Identity:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from reshift.cachefolder import cache_folder
 from reshift.checkpoint import Position, load_checkpoint, restore_model, restore_optimiser, save_checkpoint
 from reshift.config import Config, TrainConfig
 from reshift.data.source import Source, folds
@@ -25,7 +26,7 @@ from reshift.optimise import Trained, afterwards, learning_rate, one_step, optim
 from reshift.progress import progress
 from reshift.runlog import RunLog
 from reshift.runtime import Arriving, Place, Recorder, at, half_precision, to_device
-from reshift.stagecache import Identity, cache_folder, identity, load_stage, save_stage
+from reshift.stagecache import Identity, identity, load_stage, save_stage
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -158,8 +159,8 @@ def _stream(run: _Run, stage: int, groups: Sequence[list[int]], first: int, tota
         begin = (step * run.place.world + run.place.rank) * share
         return [i for k, group in enumerate(groups) for i in _cut(group, begin, share, (run.config.seed, stage), k)]
 
-    for step in range(first, total):
-        yield step, run.source.batch(mine(step), following=mine(step + 1) if step + 1 < total else ())
+    steps = range(first, total)
+    yield from zip(steps, run.source.stream(map(mine, steps)), strict=True)
 
 
 def _cut(group: Sequence[int], begin: int, count: int, seed: tuple[int, int], k: int) -> list[int]:

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import cache
 from pathlib import Path
@@ -205,14 +205,11 @@ class Timed(Source):
             torch.cuda.synchronize(self.device)
         self.marks.append(time.perf_counter())
 
-    def batch(self, indices: Sequence[int], following: Sequence[int] = ()) -> Tensor:
-        """Return a batch, as every source does."""
-        self.mark()
-        return super().batch(indices, following)
-
-    def batches(self, indices: Sequence[int] | None = None) -> Iterator[Tensor]:
-        """Images once, before the first step: this is not timed by batch."""
-        yield super().batch(range(len(self)) if indices is None else indices)
+    def stream(self, chosen: Iterable[Sequence[int]]) -> Iterator[Tensor]:
+        """Batch after batch, as every source gives them."""
+        for batch in super().stream(chosen):
+            self.mark()
+            yield batch
 
 
 class _Short(nn.Module):

@@ -10,12 +10,12 @@ from reshift import methods
 from reshift.bench.cells import Spec, Task, deciding, digest
 from reshift.bench.suite import PREDICT, DataSet, Entry, PhantomSet, Suite
 from reshift.bench.version import code_version, everything, files_version
+from reshift.cachefolder import VARIABLE
 from reshift.config import Config
 from reshift.data.manifest import Case, expand, fingerprint, load_cases
 from reshift.data.phantom import write_phantom
 from reshift.errors import UserError
 from reshift.pipeline import resolve, split_normals
-from reshift.stagecache import VARIABLE
 from reshift.write import naming, writable_folder
 
 

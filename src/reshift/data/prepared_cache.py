@@ -20,10 +20,12 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.cachefolder import cache_folder
 from reshift.config import DataConfig
 from reshift.data.manifest import Case, file_digest
+from reshift.data.prepare import prepare
+from reshift.data.read import read_picture
 from reshift.errors import UserError
-from reshift.stagecache import cache_folder
 from reshift.write import atomic_bytes
 
 VARIABLE = "RESHIFT_PREPARED_GB"
@@ -41,6 +43,16 @@ def prepared_cache() -> "PreparedCache | None":
     with suppress(OSError):
         return PreparedCache(folder / "prepared", limit) if folder is not None and limit > 0 else None
     return None
+
+
+def reader(config: DataConfig, *, kept: bool) -> Callable[[Case], NDArray[np.float32]]:
+    """How to come by the network input of a case: if it is to be ``kept``, by way of the cache, if there is one."""
+    cache = prepared_cache() if kept else None
+    return (lambda case: _prepared(case, config)) if cache is None else (lambda case: cache.get(case, config, _prepared))
+
+
+def _prepared(case: Case, config: DataConfig) -> NDArray[np.float32]:
+    return prepare(read_picture(case.image, case.slice), config).pixels
 
 
 class PreparedCache:

@@ -1,11 +1,13 @@
 """``python -m reshift.data.read_helper``: reads and prepares images for another process (helping.py)."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import finalize
 
 import numpy as np
@@ -13,19 +15,21 @@ from numpy.typing import NDArray
 
 from reshift.config import DataConfig
 from reshift.data.manifest import Case
-from reshift.data.prepare import prepare
-from reshift.data.read import read_picture
+from reshift.data.prepared_cache import reader
 from reshift.helping import Helper, Said, serve
 
 CHUNK = 64  # images of a message
+
+Used = TypeVar("Used")
 
 
 class Readers:
     """Some of these processes. Neighbours go to the same one: they may be slices of one volume."""
 
-    def __init__(self, config: DataConfig, count: int) -> None:
+    def __init__(self, config: DataConfig, count: int, *, kept: bool = False) -> None:
         self.config = config
-        self.helpers = [Helper("reshift.data.read_helper", config.model_dump_json()) for _ in range(count)]
+        self.helpers = [Helper("reshift.data.read_helper", [config.model_dump_json(), kept]) for _ in range(count)]
+        self.turns = cycle(self.helpers)
         self.close = finalize(self, _close, self.helpers)
 
     def __enter__(self) -> Self:
@@ -33,6 +37,20 @@ class Readers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def ask(self, cases: Sequence[Case], use: Callable[[NDArray[np.float32]], Used]) -> "Future[Used]":
+        """What ``use`` makes of their network inputs; all by one process, the next of them each time."""
+        return next(self.turns).ask(*_to_read(cases), lambda said: use(said[1][0]))
+
+    def check(self, cases: Sequence[Case]) -> None:
+        """Read all and keep nothing; the first image that cannot be read is an error."""
+        asked: deque[Future[None]] = deque()
+        for start in range(0, len(cases), CHUNK):
+            asked.append(self.ask(cases[start : start + CHUNK], lambda _: None))
+            if len(asked) > 2 * len(self.helpers):
+                asked.popleft().result()
+        for future in asked:
+            future.result()
 
     def load(self, cases: Sequence[Case]) -> NDArray[np.float32]:
         """Network inputs ``(n, C, size, size)``, in order; the first image that cannot be read is an error."""
@@ -63,11 +81,11 @@ def _put(out: NDArray[np.float32], part: slice, said: Said) -> None:
 
 
 def _begin(told: Any) -> Callable[[Any, list[NDArray[Any]]], Said]:
-    config = DataConfig.model_validate_json(told)
+    config, kept = told
+    read = reader(DataConfig.model_validate_json(config), kept=kept)
 
     def work(rows: Any, _: list[NDArray[Any]]) -> Said:
-        pictures = (read_picture(Path(path), at) for path, at in rows)
-        return None, [np.stack([prepare(picture, config).pixels for picture in pictures])]
+        return None, [np.stack([read(Case("", Path(path), None, "", 0, "train", "", slice=at)) for path, at in rows])]
 
     return work
 

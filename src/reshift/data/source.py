@@ -17,9 +17,7 @@ from torch import Tensor
 
 from reshift.config import DataConfig
 from reshift.data.manifest import Case, deal
-from reshift.data.prepare import prepare
-from reshift.data.prepared_cache import prepared_cache
-from reshift.data.read import read_picture
+from reshift.data.prepared_cache import reader
 from reshift.data.read_helper import Readers
 from reshift.helping import helpers, started
 
@@ -28,7 +26,7 @@ LIGHTER = 8  # reading an image, than reading, describing and writing one: so ma
 
 
 class Source:
-    """``len``, ``batch(indices)`` and ``batches()``; a batch is ``(B, C, size, size)`` on ``device``."""
+    """``len``, ``batch(indices)``, ``batches()`` and ``stream()``; a batch is ``(B, C, size, size)`` on ``device``."""
 
     def __init__(self, cases: Sequence[Case], config: DataConfig, device: torch.device) -> None:
         self.cases, self.config, self.device = list(cases), config, device
@@ -40,28 +38,48 @@ class Source:
         self.images = self._load(range(len(self.cases))).to(device) if self.resident else None
         if self.readers is not None and self.resident:
             self.readers.close()  # all is read
-        self.ahead: dict[tuple[int, ...], Future[Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self.cases)
 
-    def batch(self, indices: Sequence[int], following: Sequence[int] = ()) -> Tensor:
-        """Return the images at ``indices``; when streaming, start reading ``following`` at once."""
+    def batch(self, indices: Sequence[int]) -> Tensor:
+        """Return the images at ``indices``."""
+        if self.images is None:
+            return self._load(indices).to(self.device)
+        chosen = torch.as_tensor(indices)
+        if self.images.is_cuda:  # from pinned memory, or the next step would not be launched before this one is done
+            chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+        return self.images[chosen]
+
+    def stream(self, chosen: Iterable[Sequence[int]]) -> Iterator[Tensor]:
+        """Batch after batch; what has to be read is read ahead: by threads the next batch, by other processes one for each."""
         if self.images is not None:
-            chosen = torch.as_tensor(indices)
-            if self.images.is_cuda:  # from pinned memory, or the next step would not be launched before this one is done
-                chosen = chosen.pin_memory().to(self.device, non_blocking=True)
-            return self.images[chosen]
-        waiting = self.ahead.pop(tuple(indices), None)
-        if following:
-            self.ahead = {tuple(following): self.reader.submit(self._load, following)}
-        return (waiting.result() if waiting else self._load(indices)).to(self.device)
+            yield from (self.batch(indices) for indices in chosen)
+            return
+        waiting: deque[Future[Tensor]] = deque()
+        for indices in chosen:
+            waiting.append(self._ask(indices))
+            if len(waiting) > (1 if self.readers is None else len(self.readers.helpers)):
+                yield waiting.popleft().result().to(self.device, non_blocking=True)
+        while waiting:
+            yield waiting.popleft().result().to(self.device, non_blocking=True)
 
     def batches(self, indices: Sequence[int] | None = None) -> Iterator[Tensor]:
         """All images, or those at ``indices``, once, in order."""
         chosen = range(len(self)) if indices is None else indices
         for start in range(0, len(chosen), CHUNK):
             yield self.batch(chosen[start : start + CHUNK])
+
+    def _ask(self, indices: Sequence[int]) -> "Future[Tensor]":
+        if self.readers is not None:
+            return self.readers.ask([self.cases[i] for i in indices], self._staged)
+        return self.reader.submit(lambda: self._staged(self._load(indices).numpy()))
+
+    def _staged(self, pixels: NDArray[np.float32]) -> Tensor:
+        """Where a GPU can fetch it by itself."""
+        staged = torch.empty(pixels.shape, pin_memory=self.device.type == "cuda")
+        staged.numpy()[:] = pixels
+        return staged
 
     def _load(self, indices: Sequence[int]) -> Tensor:
         if self.readers is not None:
@@ -76,18 +94,19 @@ def folds(cases: Sequence[Case], count: int, seed: int) -> list[list[int]]:
     return [[i for i, fold in enumerate(of) if fold == k] for k in range(count)]
 
 
-def check_images(cases: Sequence[Case], config: DataConfig) -> None:
+def check_images(cases: Sequence[Case], config: DataConfig, readers: Readers | None = None) -> None:
     """Read and drop every image: a damaged one shows now, and not after hours of training."""
+    if readers is not None:
+        readers.check(cases)
+        return
     for _, future in ahead(_reader(cases, config), cases):
         future.result()
 
 
 def _readers(cases: Sequence[Case], config: DataConfig, device: torch.device) -> Readers | None:
-    """Other processes, where there is much to decode for a GPU; what a cache has prepared is read soon enough."""
-    if not _fits(cases, config) and prepared_cache():
-        return None
+    """Other processes, where there is much to read for a GPU."""
     count = helpers(len(cases) // LIGHTER, gpu=device.type == "cuda")
-    return started(lambda: Readers(config, count)) if count else None
+    return started(lambda: Readers(config, count, kept=not _fits(cases, config))) if count else None
 
 
 def _fits(cases: Sequence[Case], config: DataConfig) -> bool:
@@ -96,12 +115,7 @@ def _fits(cases: Sequence[Case], config: DataConfig) -> bool:
 
 def _reader(cases: Sequence[Case], config: DataConfig) -> Callable[[Case], NDArray[np.float32]]:
     """How to come by one of ``cases``: by way of the cache, where they will be asked for again and again."""
-    kept = None if _fits(cases, config) else prepared_cache()
-    return (lambda case: _prepared(case, config)) if kept is None else (lambda case: kept.get(case, config, _prepared))
-
-
-def _prepared(case: Case, config: DataConfig) -> NDArray[np.float32]:
-    return prepare(read_picture(case.image, case.slice), config).pixels
+    return reader(config, kept=not _fits(cases, config))
 
 
 Item = TypeVar("Item")
