@@ -147,7 +147,8 @@ class Recorder:
     def _record(self, function: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> Recording:
         graph, static = torch.cuda.CUDAGraph(), x.clone()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream(priority=-1)):  # before what runs beside it
+        first = torch.cuda.Stream(priority=-1)  # before what runs beside it
+        with torch.cuda.graph(graph, stream=first, capture_error_mode="thread_local"):  # others may be reading images
             out = function(static)
         return Recording(graph, static, out)
 

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from reshift.acquisition import run_warning
@@ -240,7 +241,7 @@ def _looked(model: Model, batches: Iterable[Batch]) -> Iterator[tuple[Batch, lis
     On a GPU by a thread of its own: while that waits for one batch, this one sends another to be written and gets the next.
     """
     before: Future[list[tuple[Picture, Seen]]] | None = None
-    with ThreadPoolExecutor(1) as eye:
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as eye:  # the cores are for reading and writing
         for batch in batches:
             good = [(picture, found) for picture, found in batch if isinstance(found, np.ndarray)]
             late = eye.submit(_look, model, good) if model.batch > 1 and len(good) == len(batch) else None

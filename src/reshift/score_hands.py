@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain, cycle
 from typing import Protocol, Self
 
 from reshift.data.source import ahead
@@ -15,8 +16,8 @@ from reshift.score_picture import Seen, Task
 from reshift.scores import Record
 
 READ_AHEAD = 8  # images beyond the batch at hand; a scan may take hundreds of megabytes
-DEEP = 4  # batches that processes read ahead, and write behind, or the slowest of them would keep all waiting
-ROOM = 2**30  # bytes of pictures that may lie there for that
+PART = 8  # pictures of a message: each message has threads of this process wait for one another
+ROOM = 2**30  # bytes of pictures that may lie about while they wait to be looked at, and as many to be written
 
 Batch = list[tuple[Picture, Outcome]]
 Written = tuple[list[Picture], "Future[list[Record]]"]
@@ -77,8 +78,11 @@ class Processes:
     """Each picture in one of ``count`` others, where it stays between reading and writing."""
 
     def __init__(self, task: Task, batch: int, count: int) -> None:
-        self.batch, self.deep, self.where = batch, 1, dict[str, int]()
+        self.batch, self.part, self.where = batch, min(PART, batch), dict[str, Helper]()
         self.helpers = [Helper("reshift.score_helper", first(task)) for _ in range(count)]
+        self.turns = cycle(self.helpers)
+        self.enough = max(1, 2 * count * self.part // batch)  # batches: one part for each to work on, and one that waits
+        self.deep = 1  # until it is known how large pictures are
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +93,7 @@ class Processes:
                 all_of_them.callback(helper.close)
 
     def read(self, pictures: Sequence[Picture]) -> Iterator[Batch]:
-        """Some batches ahead, every process an equal part of each."""
+        """Some batches ahead, one process a part of a batch."""
         waiting: deque[Callable[[], Batch]] = deque()
         for batch in grouped(pictures, self.batch):
             waiting.append(self._ask(batch))
@@ -100,20 +104,22 @@ class Processes:
 
     def _ask(self, batch: list[Picture]) -> Callable[[], Batch]:
         """Deal out a batch; what this returns waits for it."""
-        count = len(self.helpers)
-        self.where |= {picture.stem: i % count for i, picture in enumerate(batch)}
-        futures = [helper.ask(*to_read(part), outcomes) for i, helper in enumerate(self.helpers) if (part := batch[i::count])]
+        futures = []
+        for part in grouped(batch, self.part):
+            helper = next(self.turns)
+            self.where |= {picture.stem: helper for picture in part}
+            futures.append(helper.ask(*to_read(part), outcomes))
 
         def answers() -> Batch:
             parts, held = zip(*(future.result() for future in futures), strict=True)
-            self.deep = min(DEEP, max(1, ROOM // max(1, sum(held))))
-            return [(picture, parts[i % count][i // count]) for i, picture in enumerate(batch)]
+            self.deep = min(self.enough, max(1, ROOM // max(1, sum(held))))
+            return list(zip(batch, chain.from_iterable(parts), strict=True))
 
         return answers
 
     def write(self, seen: Sequence[tuple[Picture, Seen]]) -> list[Written]:
         """Each by the process that has read it."""
-        parts: dict[int, list[tuple[Picture, Seen]]] = {}
+        parts: dict[Helper, list[tuple[Picture, Seen]]] = {}
         for picture, what in seen:
             parts.setdefault(self.where.pop(picture.stem), []).append((picture, what))
-        return [([picture for picture, _ in part], self.helpers[i].ask(*to_write(part), records)) for i, part in parts.items()]
+        return [([picture for picture, _ in part], helper.ask(*to_write(part), records)) for helper, part in parts.items()]

@@ -4,6 +4,7 @@ It keeps what it has read until it writes it (helping.py).
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,13 +69,13 @@ def to_read(pictures: Sequence[Picture]) -> Said:
 def to_write(items: Sequence[tuple[Picture, Seen]]) -> Said:
     """Ask for ``Desk.write``."""
     rows = [(str(picture.path), picture.stem, seen.score, seen.seconds, seen.features is not None) for picture, seen in items]
-    maps, features = [seen.heatmap for _, seen in items], [seen.features for _, seen in items if seen.features is not None]
-    return ["write", rows], [*maps, *features]
+    features = [seen.features for _, seen in items if seen.features is not None]
+    return ["write", rows], [np.stack([seen.heatmap for _, seen in items]), *([np.stack(features)] if features else [])]
 
 
 def outcomes(said: Said) -> tuple[list[Outcome], int]:
     """The answer to ``to_read``, and how many bytes the pictures fill until they are written."""
-    (found, held), inputs = said[0], iter(said[1])
+    (found, held), inputs = said[0], chain.from_iterable(said[1])
     return [next(inputs) if what is True else None if what is None else UserError(what) for what in found], held
 
 
@@ -99,12 +100,13 @@ def _read(desk: Desk, rows: Sequence[Any]) -> Said:
     inputs: list[NDArray[Any]] = [one for one in found if isinstance(one, np.ndarray)]
     said = [True if isinstance(one, np.ndarray) else None if one is None else str(one) for one in found]
     held = sum(desk.held[stem].image.pixels.nbytes for (_, stem), what in zip(rows, said, strict=True) if what is True)
-    return (said, held), inputs
+    return (said, held), [np.stack(inputs)] if inputs else []
 
 
 def _write(desk: Desk, rows: Sequence[Any], arrays: list[NDArray[Any]]) -> Said:
-    features = iter(arrays[len(rows) :])
-    seen = [Seen(row[2], heatmap, next(features) if row[4] else None, row[3]) for row, heatmap in zip(rows, arrays, strict=False)]
+    features = chain.from_iterable(arrays[1:])
+    found = zip(rows, arrays[0], strict=True)
+    seen = [Seen(row[2], heatmap, next(features) if row[4] else None, row[3]) for row, heatmap in found]
     return [desk.write(Picture(Path(row[0]), row[1]), one) for row, one in zip(rows, seen, strict=True)], []
 
 
