@@ -102,3 +102,16 @@ def test_a_step_that_fails_leaves_nothing_behind() -> None:
     with pytest.raises(ValueError, match="no"), weights_last(x):
         raise ValueError("no")
     assert later((weight,), lambda: (torch.ones(3),), x) != [None]
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("given", [True, False])
+def test_another_stream_is_waited_for_only_if_it_was_used(given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wait for a stream that took no part in a recording ends the recording."""
+    joined = list[object]()
+    monkeypatch.setattr(beside, "_join", joined.append)
+    weight, x = torch.ones(3, requires_grad=True), torch.ones(3)
+    with weights_last(x):
+        if given:
+            later((weight,), lambda: (None,), x)
+    assert len(joined) == given

@@ -12,6 +12,7 @@ from reshift.data.read import Scan
 from reshift.errors import UserError
 from reshift.picture import overlay
 from reshift.predict import Model, load_model
+from reshift.predict import Run as Launched
 from reshift.score import Job, Run, score, score_jobs
 
 
@@ -80,16 +81,16 @@ def test_what_cannot_be_written_stops_the_run_and_what_was_written_stays(batched
 def test_what_was_written_is_recorded_when_the_next_batch_fails(
     stop: type[BaseException], batched: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images, out, whole = save_many(tmp_path / "in", 11), tmp_path / "out", batched.run
+    images, out, whole = save_many(tmp_path / "in", 11), tmp_path / "out", batched.launch
     calls = []
 
-    def run(pixels: NDArray[np.float32]) -> tuple[list[float], NDArray[np.float32]]:
+    def launch(pixels: NDArray[np.float32]) -> Launched:
         calls.append(len(pixels))
         if len(calls) == 2:
             raise stop
         return whole(pixels)
 
-    monkeypatch.setattr(batched, "run", run)
+    monkeypatch.setattr(batched, "launch", launch)
     with pytest.raises(stop):
         score(batched, [images], out)
     assert [Path(record["input"]).name for record in read_records(out)] == [f"{i:03d}.png" for i in range(4)]

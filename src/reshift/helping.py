@@ -26,6 +26,8 @@ VARIABLE = "RESHIFT_HELPERS"
 MANY = 512  # pictures, to be read and written, for which it pays to start processes
 FEW = 4  # cores of which this process leaves none to others
 MOST = 16
+# Memory of a picture is used again for the next one: to give it back and ask for it anew costs a fault for every page of it.
+KEEP = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}  # of glibc, in bytes
 
 Answer = TypeVar("Answer")
 Said = tuple[Any, list[NDArray[Any]]]  # a message: plain values and arrays
@@ -47,7 +49,8 @@ class Helper:
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is for us alone
+            env={**os.environ, **KEEP, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for us alone
         )  # fmt: skip
         assert self.process.stdin is not None
         assert self.process.stdout is not None

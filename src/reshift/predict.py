@@ -26,10 +26,14 @@ from reshift.errors import UserError
 from reshift.metrics.pixels import PixelHistogram
 from reshift.nets.features import FeatureNet, efficientnet_lite0
 from reshift.progress import progress
-from reshift.runtime import Replays, at, pick_device, scoring, to_device, upload
+from reshift.runtime import Arriving, Replays, at, pick_device, scoring, to_device, upload
 
 ALONE = "a picture by itself may be flagged too often"
 GPU_BATCH = 32  # images per pass; the CPU takes them one by one (methods.detector.batch_invariant)
+
+
+Run = Callable[[], tuple[list[float], NDArray[np.float32]]]  # waits for scores and maps
+Embedded = Callable[[], NDArray[np.float64] | None]
 
 
 class NormalScores(NamedTuple):
@@ -91,13 +95,17 @@ class Model:
 
     def run(self, pixels: NDArray[np.float32], without: int | None = None) -> tuple[list[float], NDArray[np.float32]]:
         """``(B, C, S, S)`` in [-1, 1] → B scores and ``(B, S, S)`` maps; ``without`` what has seen this fold, if a method can."""
+        return self.launch(pixels, without)()
+
+    def launch(self, pixels: NDArray[np.float32], without: int | None = None) -> Run:
+        """Begin to ``run``; what this returns waits for it. A GPU can be given the next before."""
         predict = self.detector.predict if without is None else partial(self.detector.predict, without=without)
         with at(self.device), torch.inference_mode(), scoring(self.device, self.detector):
             x = upload(pixels, self.device)
             key = (x.shape, without, torch.is_autocast_enabled(self.device.type))
             prediction = predict(x) if self.replays is None else self.replays(key, predict, x)
-        heatmap: NDArray[np.float32] = prediction.heatmap.float().cpu().numpy()
-        return prediction.score.double().cpu().tolist(), heatmap
+            heatmap, score = Arriving(prediction.heatmap.float()), Arriving(prediction.score.double())
+        return lambda: (score.read(), heatmap.wait().numpy())
 
     def scores_of(self, maps: NDArray[np.float32]) -> list[float]:
         """The scores that belong to ``(n, S, S)`` maps, of a method whose score follows from its map."""
@@ -139,11 +147,17 @@ class Model:
 
     def embed(self, pixels: NDArray[np.float32]) -> NDArray[np.float64] | None:
         """Describe ``(B, C, S, S)`` by ImageNet features ``(B, 1280)``; None where nothing is or can be known of them."""
+        return self.launch_embedding(pixels)()
+
+    def launch_embedding(self, pixels: NDArray[np.float32]) -> Embedded:
+        """Begin to ``embed``; what this returns waits for it."""
         if self.embedder is None:
-            return None
-        x = upload(pixels, self.device)
-        groups = x.split(1) if self.device.type == "cpu" else (x,)  # one by one on the CPU: the batch must not show
-        return np.asarray(torch.cat([self.embedder.vector(group) for group in groups]).double().cpu().numpy())
+            return lambda: None
+        with at(self.device):
+            x = upload(pixels, self.device)
+            groups = x.split(1) if self.device.type == "cpu" else (x,)  # one by one on the CPU: the batch must not show
+            rows = Arriving(torch.cat([self.embedder.vector(group) for group in groups]).double())
+        return lambda: rows.wait().numpy()
 
     @cached_property
     def embedder(self) -> FeatureNet | None:

@@ -80,7 +80,7 @@ def upload(array: NDArray[np.float32], device: torch.device) -> Tensor:
 
 
 class Arriving:
-    """Numbers on their way from a GPU. Who reads them after the next step is launched does not make the GPU wait for it."""
+    """Numbers on their way from a GPU. Who reads them after the next work is launched does not make the GPU wait for it."""
 
     def __init__(self, values: Tensor) -> None:
         self.host, self.event = values, torch.cuda.Event() if values.is_cuda else None
@@ -88,11 +88,15 @@ class Arriving:
             self.host = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
             self.event.record()
 
-    def read(self) -> list[float]:
+    def wait(self) -> Tensor:
         """Wait for them, but not for what was launched since."""
         if self.event is not None:
             self.event.synchronize()
-        numbers: list[float] = self.host.tolist()
+        return self.host
+
+    def read(self) -> list[float]:
+        """Wait, and return them as they are written."""
+        numbers: list[float] = self.wait().tolist()
         return numbers
 
 

@@ -3,18 +3,12 @@
 import hashlib
 import json
 import os
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from reshift.acquisition import run_warning
 from reshift.bundle import Bundle
@@ -25,9 +19,10 @@ from reshift.data.volume import Volume
 from reshift.errors import UserError, reason
 from reshift.predict import Model
 from reshift.progress import progress
-from reshift.score_hands import Batch, Written, hands
+from reshift.score_hands import Written, hands
 from reshift.score_helper import Outcome, Picture
-from reshift.score_picture import Seen, Task, failed, record
+from reshift.score_look import looked
+from reshift.score_picture import Task, failed, record
 from reshift.score_volume import score_volume
 from reshift.scores import Ledger, Record, read_index, settle
 from reshift.write import atomic_json, writable_folder
@@ -223,7 +218,7 @@ def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
     task = Task(model.bundle.config.data, run.out, model.bundle.calibration, run.dicom)
     with hands(task, model.batch, len(jobs)) as team:
         try:
-            for odd, seen in _looked(model, team.read([Picture(job.path, job.stem) for job in jobs])):
+            for odd, seen in looked(model, team.read([Picture(job.path, job.stem) for job in jobs])):
                 if odd:
                     yield from written(0)  # what came earlier is recorded earlier
                     yield from _odd(run, [(by_stem[picture.stem], found) for picture, found in odd])
@@ -233,37 +228,6 @@ def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
             yield from written(0)
             raise
         yield from written(0)
-
-
-def _looked(model: Model, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[tuple[Picture, Seen]]]]:
-    """Of every batch what the network cannot look at, and what it sees in the rest.
-
-    On a GPU by a thread of its own: while that waits for one batch, this one sends another to be written and gets the next.
-    """
-    before: Future[list[tuple[Picture, Seen]]] | None = None
-    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as eye:  # the cores are for reading and writing
-        for batch in batches:
-            good = [(picture, found) for picture, found in batch if isinstance(found, np.ndarray)]
-            late = eye.submit(_look, model, good) if model.batch > 1 and len(good) == len(batch) else None
-            if before is not None:
-                yield [], before.result()
-            if late is None:  # at once: what is odd may turn out to be a volume, and then the network has to look at that
-                yield [item for item in batch if not isinstance(item[1], np.ndarray)], _look(model, good)
-            before = late
-        if before is not None:
-            yield [], before.result()
-
-
-def _look(model: Model, batch: Sequence[tuple[Picture, NDArray[np.float32]]]) -> list[tuple[Picture, Seen]]:
-    if not batch:
-        return []
-    begun, stack = time.monotonic(), np.stack([pixels for _, pixels in batch])
-    scores, maps = model.run(stack)
-    features = model.embed(stack) if model.acquisition else None
-    seconds = (time.monotonic() - begun) / len(batch)
-    rows = [None] * len(batch) if features is None else list(features)
-    found = zip(batch, scores, maps, rows, strict=True)
-    return [(picture, Seen(score, heatmap, row, seconds)) for (picture, _), score, heatmap, row in found]
 
 
 def _written_until(left: int, writing: deque[Written], by_stem: Mapping[str, Job]) -> Found:

@@ -32,11 +32,12 @@ class _Late:
     """Gradients of weights on their way: nobody needs them before the optimiser does."""
 
     def __init__(self, side: torch.cuda.Stream | None) -> None:
-        self.side = side
+        self.side, self.used = side, False
         self.read: list[Tensor] = []  # kept, or the memory would be given to others that do not wait for us
         self.found: dict[int, tuple[Tensor, Tensor]] = {}
 
     def take(self, weights: Gradients, made: Callable[[], Gradients], reads: Sequence[Tensor]) -> None:
+        self.used = True
         self.read += reads
         with _on(self.side), torch.no_grad():
             for weight, grad in zip(weights, made(), strict=True):
@@ -45,7 +46,8 @@ class _Late:
                     self.found[id(weight)] = weight, grad if before is None else before[1] + grad
 
     def hand_over(self) -> None:
-        _join(self.side)
+        if self.used:  # else the other stream takes no part in the recording, and to wait for it would end that
+            _join(self.side)
         for weight, grad in self.found.values():
             weight.grad = grad if weight.grad is None else weight.grad + grad
 
