@@ -219,8 +219,10 @@ def test_nothing_left_to_evaluate(run_cli: Cli, tiny_bundle: Path, tmp_path: Pat
 def test_scores_that_are_no_numbers(run_cli: Cli, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from reshift.predict import Model
 
-    real = Model.run
-    monkeypatch.setattr(Model, "run", lambda self, pixels: ([float("nan")] * len(pixels), real(self, pixels)[1]))
+    real = Model.launch
+    monkeypatch.setattr(
+        Model, "launch", lambda self, pixels, _=None: lambda: ([float("nan")] * len(pixels), real(self, pixels)()[1])
+    )
     manifest = labelled(tmp_path)
     assert run_cli("score", tiny_bundle, manifest, "--out", tmp_path / "s").code == 3
     assert all("diverged" in record["error"] for record in read_records(tmp_path / "s"))
