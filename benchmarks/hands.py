@@ -144,10 +144,11 @@ def main() -> None:
         for helpers in options.helpers:
             os.environ[VARIABLE] = str(helpers)
             who = f"{helpers} processes" if helpers else "threads"
-            begun, own = time.perf_counter(), own_seconds()
-            done = score(model, data, folder / f"out{helpers}")
-            add(table, "score", who, done.cases, begun, own)
-            shutil.rmtree(folder / f"out{helpers}")
+            for overlays in ("all", "none"):
+                begun, own = time.perf_counter(), own_seconds()
+                done = score(model, data, folder / "out", overlays=overlays)
+                add(table, "score", who if overlays == "all" else f"{who}, no overlays", done.cases, begun, own)
+                shutil.rmtree(folder / "out")
             training(table, data[0], who)
             if device.type == "cuda":
                 steps(table, data[0], who, device)

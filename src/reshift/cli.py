@@ -131,6 +131,7 @@ def score(
     dicom_out: Annotated[
         bool, typer.Option("--dicom-out", help="also dicom/: segmentation, parametric map, overlays (extra: dicom)")
     ] = False,
+    overlays: Annotated[str, typer.Option(help="all, flagged or none: a third of the work on a picture")] = "all",
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="local: this process; ray: RAY_ADDRESS, or workers here (extra: ray)")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="ray: model copies at work; default one a GPU, or a core")] = None,
@@ -146,7 +147,7 @@ def score(
         _warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
     else:
         _warn(model.bundle.calibration.warnings() + model.warnings())
-    summary = run(model, [_unpacked(path) for path in inputs], out, dicom=dicom_out, engine=on_ray)
+    summary = run(model, [_unpacked(path) for path in inputs], out, dicom=dicom_out, overlays=overlays, engine=on_ray)
     typer.echo(f"{summary.cases} cases, {summary.failures} failed: {out / 'scores.jsonl'}")
     _warn(summary.notes + ([summary.warning] if summary.warning else []))
     if summary.failures:

@@ -24,6 +24,14 @@ RAMP = np.array(
 LEVELS = 1024  # of heat, by its root: one of them changes what is shown by less than one step of its 256
 
 
+OVERLAYS = ("all", "flagged", "none")  # of which cases they are wanted
+
+
+def shows(overlays: str, *, flagged: bool) -> bool:
+    """Whether a case gets an overlay."""
+    return overlays == "all" or (overlays == "flagged" and flagged)
+
+
 def colours(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Values in 0…1 → RGB, ``(H, W)`` → ``(H, W, 3)``. Beyond that range they have the colours of its ends, NaN that of 0."""
     return _ramp(np.nan_to_num(np.clip(values, 0.0, 1.0))).round().astype(np.uint8)

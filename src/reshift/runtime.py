@@ -75,8 +75,11 @@ def to_device(module: nn.Module, device: torch.device) -> nn.Module:
 
 def upload(array: NDArray[np.float32], device: torch.device) -> Tensor:
     """Copy to a device; to a GPU from pinned memory, so that nobody waits for it."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type != "cuda":
+        return torch.from_numpy(array).to(device)
+    staged = torch.empty(array.shape, pin_memory=True)
+    staged.numpy()[:] = array  # by one thread: torch's own copy wakes one on every core, and those then wait busily
+    return staged.to(device, non_blocking=True)
 
 
 class Arriving:

@@ -17,6 +17,7 @@ from reshift.data.nifti import SUFFIXES as NIFTI
 from reshift.data.read import Scan, is_volume, list_scans, open_scan
 from reshift.data.volume import Volume
 from reshift.errors import UserError, reason
+from reshift.picture import OVERLAYS
 from reshift.predict import Model
 from reshift.progress import progress
 from reshift.score_hands import Written, hands
@@ -24,7 +25,7 @@ from reshift.score_helper import Outcome, Picture
 from reshift.score_look import looked
 from reshift.score_picture import Task, failed, record
 from reshift.score_volume import score_volume
-from reshift.scores import Ledger, Record, read_index, settle
+from reshift.scores import Entry, Ledger, Record, read_index, settle
 from reshift.write import atomic_json, writable_folder
 
 
@@ -123,31 +124,36 @@ class Run(NamedTuple):
     out: Path
     dicom: bool  # also write DICOM results of DICOM scans
     notes: list[str]
+    overlays: str = "all"  # one of picture.OVERLAYS
 
 
 Found = Iterator[tuple[Job, list[Record]]]  # in any order
 
 
 def score(
-    model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False,
+    model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False, overlays: str = "all",
     engine: Callable[[Run, Sequence[Job]], Found] | None = None,
 ) -> Summary:  # fmt: skip
     """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM scans get DICOM results in ``out/dicom``.
 
+    ``overlays`` of "all" cases, of those "flagged", or of "none".
+
     An ``engine`` other than this process may write maps anywhere; records are written here alone.
     """
+    if overlays not in OVERLAYS:
+        raise UserError(f"overlays '{overlays}' is not known; use {', '.join(OVERLAYS[:-1])} or {OVERLAYS[-1]}")
     if dicom:
         _check_dicom(model.bundle)
     jobs = find_jobs(inputs)
     records = writable_folder(out) / "scores.jsonl"
     _claim(out, model.bundle)
-    known = read_index(records)
+    known = {name: entry._replace(map=None) if _empty(out, entry) else entry for name, entry in read_index(records).items()}
     places = [entry.map.removeprefix("maps/") for entry in known.values() if entry.map]
     taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
-    left = [job for job in jobs if (entry := known.get(str(job.path))) is None or not entry.map or _empty(out / entry.map)]
+    left = [job for job in jobs if (entry := known.get(str(job.path))) is None or not entry.map]
     todo = [Job(job.scan, _free(job.stem, taken)) for job in left]
     with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance, Ledger(records) as ledger:
-        run = Run(model, out, dicom, [])
+        run = Run(model, out, dicom, [], overlays)
         for job, found in (engine or score_jobs)(run, todo):
             known[str(job.path)] = ledger.append(found)  # what failed was tried again
             advance()
@@ -157,9 +163,10 @@ def score(
     return Summary(len(known), tally.failures, run_warning(tally.differs), run.notes)
 
 
-def _empty(path: Path) -> bool:
+def _empty(out: Path, entry: Entry) -> bool:
     """What a power cut may leave of a map. One that is missing was removed by somebody who did not need it."""
-    return path.exists() and path.stat().st_size == 0
+    path = out / (entry.map or "")
+    return path.is_file() and path.stat().st_size == 0
 
 
 def _check_dicom(bundle: Bundle) -> None:
@@ -198,7 +205,8 @@ def _volume(run: Run, job: Job) -> list[Record]:
         scan = open_scan(*job.scan)
         assert isinstance(scan, Volume)
         run.notes.extend(getattr(scan, "notes", ()))
-        return [record(job.path, **values) for values in score_volume(run.model, scan, job.stem, run.out, dicom=run.dicom)]
+        found = score_volume(run.model, scan, job.stem, run.out, dicom=run.dicom, overlays=run.overlays)
+        return [record(job.path, **values) for values in found]
     except UserError as err:
         return [failed(job.path, str(err))]
 
@@ -215,7 +223,7 @@ def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
     def written(left: int) -> Found:
         return _written_until(left, writing, by_stem)
 
-    task = Task(model.bundle.config.data, run.out, model.bundle.calibration, run.dicom)
+    task = Task(model.bundle.config.data, run.out, model.bundle.calibration, run.dicom, run.overlays)
     with hands(task, model.batch, len(jobs)) as team:
         try:
             for odd, seen in looked(model, team.read([Picture(job.path, job.stem) for job in jobs])):

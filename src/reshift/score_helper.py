@@ -58,7 +58,7 @@ class Desk:
 def first(task: Task) -> Any:
     """The first message."""
     calibration = None if task.calibration is None else task.calibration.model_dump_json()
-    return [task.data.model_dump_json(), str(task.out), calibration]
+    return [task.data.model_dump_json(), str(task.out), calibration, task.overlays]
 
 
 def to_read(pictures: Sequence[Picture]) -> Said:
@@ -89,9 +89,9 @@ def records(said: Said) -> list[Record]:
 
 
 def _begin(told: Any) -> Callable[[Any, list[NDArray[Any]]], Said]:
-    data, out, calibration = told
+    data, out, calibration, overlays = told
     known = None if calibration is None else Calibration.model_validate_json(calibration)
-    desk = Desk(Task(DataConfig.model_validate_json(data), Path(out), known, dicom=False))
+    desk = Desk(Task(DataConfig.model_validate_json(data), Path(out), known, dicom=False, overlays=overlays))
     return lambda asked, arrays: _read(desk, asked[1]) if asked[0] == "read" else _write(desk, asked[1], arrays)
 
 

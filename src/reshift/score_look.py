@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from reshift.predict import Embedded, Model, Run
@@ -55,8 +54,7 @@ class Eye:
 def looked(model: Model, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Sighted]]:
     """Of every batch what the network cannot look at, and what it sees in the rest."""
     eye, before = Eye(model), None
-    # A single thread computes: the cores are for those who read and write.
-    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:
+    with ThreadPoolExecutor(1) as thread:
 
         def seen(begun: "Future[Begun]") -> Sighted:
             return thread.submit(lambda: eye.end(begun.result())).result()

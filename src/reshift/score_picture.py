@@ -20,7 +20,7 @@ from reshift.data.image import Image
 from reshift.data.prepare import Prepared, prepare
 from reshift.data.read import open_scan
 from reshift.data.volume import Volume
-from reshift.picture import overlay, png
+from reshift.picture import overlay, png, shows
 from reshift.scores import FIELDS, Record
 from reshift.write import atomic_bytes, naming
 
@@ -32,6 +32,7 @@ class Task(NamedTuple):
     out: Path
     calibration: Calibration | None
     dicom: bool  # also write DICOM results of DICOM pictures
+    overlays: str = "all"  # one of picture.OVERLAYS
 
 
 class Loaded(NamedTuple):
@@ -78,7 +79,7 @@ def write(task: Task, path: Path, stem: str, loaded: Loaded, seen: Seen) -> Reco
     place, buffer = f"maps/{stem}.npy", io.BytesIO()
     np.save(buffer, result.heatmap)
     _write(task.out / place, buffer.getvalue())
-    if calibration is not None:
+    if calibration is not None and shows(task.overlays, flagged=bool(result.flag)):
         shown = overlay(loaded.image.pixels, result.heatmap, calibration.heat_scale, loaded.image.window)
         _write(task.out / "overlays" / f"{stem}.png", png(shown))
     error = None

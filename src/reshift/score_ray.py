@@ -40,6 +40,7 @@ class Setup(NamedTuple):
     home: Path | None  # where relative names start, if there are any
     tries: int
     methods: str  # that the user trusts, see reshift.methods
+    overlays: str = "all"
 
 
 class Engine:
@@ -55,7 +56,8 @@ class Engine:
             return
         home = None if all(job.path.is_absolute() for job in jobs) else Path.cwd()
         with shared_folder(run.out) as shared, cluster(self.workers) as ray:
-            setup = Setup(self.bundle.resolve(), shared, run.dicom, self.device, home, TRIES, os.environ.get(METHODS, ""))
+            trusted = os.environ.get(METHODS, "")
+            setup = Setup(self.bundle.resolve(), shared, run.dicom, self.device, home, TRIES, trusted, run.overlays)
             yield from _score(ray, setup, share(alive(ray), self.workers, self.device), run, jobs)
 
 
@@ -162,7 +164,7 @@ class Worker:
         os.environ[METHODS] = setup.methods
         try:
             _go_home(setup)
-            self.run = Run(load_model(setup.bundle, setup.device), setup.shared.out, setup.dicom, [])
+            self.run = Run(load_model(setup.bundle, setup.device), setup.shared.out, setup.dicom, [], setup.overlays)
         except UserError as err:
             self.mistake = str(err)
 

@@ -19,7 +19,7 @@ from reshift.data.nifti import blank_map, write_nifti
 from reshift.data.source import ahead
 from reshift.data.volume import Volume
 from reshift.errors import UserError
-from reshift.picture import montage, overlay, tile
+from reshift.picture import montage, overlay, shows, tile
 from reshift.predict import Found, Model, agreed, grouped
 from reshift.progress import counted
 from reshift.write import atomic_bytes, naming
@@ -37,8 +37,13 @@ class Scored(NamedTuple):
     numbers: dict[str, Any]
 
 
-def score_volume(model: Model, volume: Volume, stem: str, out: Path, *, dicom: bool = False) -> list[dict[str, Any]]:
-    """Write the map and the montage; return a record per slice, ordered as in the file, and the volume's own at the end."""
+def score_volume(
+    model: Model, volume: Volume, stem: str, out: Path, *, dicom: bool = False, overlays: str = "all"
+) -> list[dict[str, Any]]:
+    """Write the map and the montage; return a record per slice, ordered as in the file, and the volume's own at the end.
+
+    With ``overlays`` "flagged" there is a montage where any slice is.
+    """
     begun = time.monotonic()
     place = stem if stem.endswith(".nii.gz") else f"{stem}.nii.gz"
     target = out / "maps" / place
@@ -50,7 +55,9 @@ def score_volume(model: Model, volume: Volume, stem: str, out: Path, *, dicom: b
         write_nifti(target, volume.to_native(maps), volume)
         if model.bundle.calibration is not None:
             scale = model.bundle.calibration.heat_scale
-            _save_montage(out / "overlays" / f"{stem}.png", [_tile(volume, maps, scored, scale) for scored in _shown(slices)])
+            if shows(overlays, flagged=any(scored.numbers["flag"] for scored in slices)):
+                tiles = [_tile(volume, maps, scored, scale) for scored in _shown(slices)]
+                _save_montage(out / "overlays" / f"{stem}.png", tiles)
             if dicom and isinstance(volume, DicomVolume):
                 error = export(out / "dicom" / place.removesuffix(".nii.gz"), volume, np.asarray(maps), model.bundle.calibration)
     where, seconds = f"maps/{place}", time.monotonic() - begun
