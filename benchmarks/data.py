@@ -1,6 +1,6 @@
-"""Reading, preparing and writing: CPU milliseconds per image on one core, and what some cores make of it.
+"""Reading, preparing and writing: CPU milliseconds per image on one core. What many cores make of it: hands.py.
 
-    python benchmarks/data.py [--cores 16] [--out data.json]
+    python benchmarks/data.py [--out data.json]
 
 Every figure is CPU time of one thread, so another program on the machine changes it little; candidates take turns in one process,
 medians over the turns. "Before" is the plain way: interpolated colours, PNG by Pillow at its default. The last rows measure what
@@ -13,8 +13,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,6 @@ from reshift.scores import FIELDS, Ledger
 from reshift.write import atomic_bytes
 
 CONFIG = DataConfig()
-TARGETS = (("inference on one H200", 2500.0), ("training, 22 images every 2.5 ms", 8800.0))  # images/s
 VOLUME = (240, 240, 155)
 Work = Callable[[], object]
 
@@ -56,12 +56,11 @@ def spent(works: Sequence[Work], repeats: int = 7, calls: int = 10) -> list[tupl
     return [(statistics.median(times), min(times), max(times)) for times in found]
 
 
-def add(table: Table, section: str, items: Mapping[str, Work], **how: int) -> list[float]:
+def add(table: Table, section: str, items: Mapping[str, Work], **how: int) -> None:
     """Measure ``items`` against each other and print a row for each."""
     rows = spent(list(items.values()), **how)
     for name, (median, low, high) in zip(items, rows, strict=True):
         table.add(section, name, median, "ms CPU", high, low)
-    return [median for median, _, _ in rows]
 
 
 def case_of(path: Path, at: int | None = None) -> Case:
@@ -87,13 +86,12 @@ def pictures(folder: Path) -> dict[str, Case]:
     return files
 
 
-def reading(table: Table, folder: Path) -> float:
-    """Decode and prepare beside the cache; return milliseconds for a 256×256 PNG."""
-    cache, first = PreparedCache(folder / "cache", 2**30), 0.0
+def reading(table: Table, folder: Path) -> None:
+    """Decode and prepare beside the cache."""
+    cache = PreparedCache(folder / "cache", 2**30)
     for name, case in pictures(folder).items():
         both = {f"{name}: file": lambda c=case: fresh(c, CONFIG), f"{name}: cached": lambda c=case: cache.get(c, CONFIG, fresh)}
-        file, _ = add(table, "reading", both)
-        first = first or file
+        add(table, "reading", both)
     for kind in ("nii", "nii.gz"):
         case = case_of(write_nifti(folder / f"volume.{kind}", VOLUME), VOLUME[2] // 2)
 
@@ -104,7 +102,6 @@ def reading(table: Table, folder: Path) -> float:
         add(table, "reading", {f"slice of a .{kind}: volume open": lambda c=case: fresh(c, CONFIG)})  # type: ignore[misc]
         add(table, "reading", {f"slice of a .{kind}: shuffled": alone}, repeats=3, calls=1)
         add(table, "reading", {f"slice of a .{kind}: cached": lambda c=case: cache.get(c, CONFIG, fresh)})  # type: ignore[misc]
-    return first
 
 
 def plain_overlay(pixels: NDArray[np.float32], heatmap: NDArray[np.float32], scale: float) -> NDArray[np.uint8]:
@@ -129,10 +126,10 @@ def npy(heatmap: NDArray[np.float32]) -> bytes:
     return buffer.getvalue()
 
 
-def to_disk(files: Sequence[tuple[Path, bytes]]) -> None:
-    """Write whole or not at all."""
-    for path, content in files:
-        atomic_bytes(path, content, lasting=False)
+def to_disk(folder: Path, contents: Sequence[bytes], number: Iterator[int]) -> None:
+    """Write whole or not at all, and files that are new: to replace one takes a file system longer."""
+    for content in contents:
+        atomic_bytes(folder / f"{next(number)}.file", content, lasting=False)
 
 
 def scored(folder: Path) -> tuple[Image, NDArray[np.float32]]:
@@ -145,30 +142,29 @@ def scored(folder: Path) -> tuple[Image, NDArray[np.float32]]:
     return image, restore(np.abs(x - smooth)[0], geometry)
 
 
-def writing(table: Table, folder: Path) -> tuple[float, float]:
-    """Map, overlay, PNG and record of one 256×256 image; return milliseconds before and after."""
+def writing(table: Table, folder: Path) -> None:
+    """Map, overlay, PNG and record of one 256×256 image."""
     image, heatmap = scored(folder)
     shown = overlay(image.pixels, heatmap, 1.0)
     assert np.abs(shown.astype(int) - plain_overlay(image.pixels, heatmap, 1.0)).max() <= 2  # its colours are rounded, too
     assert np.array_equal(np.asarray(PIL.Image.open(io.BytesIO(png(shown)))), shown)
     blend = {"overlay, before": lambda: plain_overlay(image.pixels, heatmap, 1.0)}
-    blended = add(table, "writing", blend | {"overlay": lambda: overlay(image.pixels, heatmap, 1.0)})
-    packed = add(table, "writing", {"PNG, before": lambda: pillow_png(shown), "PNG": lambda: png(shown)})
+    add(table, "writing", blend | {"overlay": lambda: overlay(image.pixels, heatmap, 1.0)})
+    add(table, "writing", {"PNG, before": lambda: pillow_png(shown), "PNG": lambda: png(shown)})
     for name, size in (("before", len(pillow_png(shown))), ("now", len(png(shown)))):
         table.add("writing", f"PNG, bytes {name}", size, "bytes")
     record = {**dict.fromkeys(FIELDS), "input": "image", "score": 0.5, "p_value": 0.1, "map": "maps/image.npy"}
-    files = [(folder / "map.npy", npy(heatmap)), (folder / "overlay.png", png(shown))]
+    contents, number = [npy(heatmap), png(shown)], count()
     with Ledger(folder / "r.jsonl") as ledger:
         others = {"map": lambda: npy(heatmap), "record": lambda: ledger.append([record])}
-        rest = add(table, "writing", {**others, "two files": lambda: to_disk(files)})
-    return blended[0] + packed[0] + sum(rest), blended[1] + packed[1] + sum(rest)
+        add(table, "writing", {**others, "two files": lambda: to_disk(folder, contents, number)})
 
 
-def around(table: Table, folder: Path) -> float:
+def around(table: Table, folder: Path) -> None:
     """What else an image needs: to be described, and its map brought back to its own pixels."""
     image, _ = scored(folder)
     x, geometry = prepare(image, CONFIG)
-    return sum(add(table, "around", {"describe": lambda: describe(x), "restore": lambda: restore(x[0], geometry)}))
+    add(table, "around", {"describe": lambda: describe(x), "restore": lambda: restore(x[0], geometry)})
 
 
 def together(table: Table, folder: Path) -> None:
@@ -192,23 +188,17 @@ def together(table: Table, folder: Path) -> None:
 
 
 def main() -> None:
-    """Print the table, and the arithmetic at its end."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cores", type=int, default=16, help="for the arithmetic")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     table = Table()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        read_ms = reading(table, folder)
-        before, after = writing(table, folder)
-        rest = around(table, folder)
+        reading(table, folder)
+        writing(table, folder)
+        around(table, folder)
         together(table, folder)
-    now = f"{TARGETS[0][0]}, now"
-    costs = ((*TARGETS[0], read_ms + before + rest), (now, TARGETS[0][1], read_ms + after + rest), (*TARGETS[1], read_ms))
-    for label, need, per_image in costs:
-        table.add("cores", f"{args.cores} cores deliver: {label}", 1e3 * args.cores / per_image, "images/s")
-        table.add("cores", f"cores for {need:,.0f}/s: {label}", need * per_image / 1e3, "cores")
     if args.out:
         table.write(args.out, machine(torch.device("cpu")))
 
