@@ -9,7 +9,6 @@ all cores of this machine do together, in wall time: there a busy machine shows.
 
 import argparse
 import io
-import os
 import statistics
 import tempfile
 import time
@@ -27,6 +26,7 @@ from measure import Table, machine
 from reading import write_nifti
 from reshift.acquisition import describe
 from reshift.config import DataConfig
+from reshift.cores import cores
 from reshift.data import read
 from reshift.data.image import Image
 from reshift.data.manifest import Case
@@ -175,7 +175,7 @@ def together(table: Table, folder: Path) -> None:
         prepare(read_picture(image.source), CONFIG)
         return len(npy(heatmap)) + len(png(overlay(image.pixels, heatmap, 1.0)))
 
-    for threads in (1, min(16, os.cpu_count() or 1)):
+    for threads in (1, min(16, cores())):
         with ThreadPoolExecutor(threads) as pool:
             rates = []
             for _ in range(5):

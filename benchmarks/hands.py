@@ -24,6 +24,7 @@ from torch import Tensor
 from measure import Table, machine
 from reshift.bundle import build
 from reshift.config import DataConfig
+from reshift.cores import cores
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.prepared_cache import VARIABLE as KEPT
@@ -130,7 +131,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--pictures", type=int, default=2000)
     parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--helpers", type=int, nargs="+", default=[0, min(16, os.cpu_count() or 1)])
+    parser.add_argument("--helpers", type=int, nargs="+", default=[0, min(16, cores())])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

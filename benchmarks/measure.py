@@ -3,7 +3,6 @@
 import argparse
 import gc
 import json
-import os
 import platform
 import re
 import statistics
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from reshift import __version__
 from reshift.config import DataConfig
+from reshift.cores import cores
 from reshift.data.manifest import Case, load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.source import Source
@@ -137,10 +137,9 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 def machine(device: torch.device) -> dict[str, object]:
     """Facts that explain the figures; nothing that names the computer."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _cpu(),
-        "cores": cores,
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "torch": torch.__version__,

@@ -1,7 +1,6 @@
 """Pictures read and written by other processes: the same files, nothing lost, and nobody left behind."""
 
 import errno
-import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from pydicom.data import get_testdata_file
 
 from helpers import Cli, assert_nothing_half_written, read_records, refused, save_many
-from reshift import score_hands
+from reshift import helping, score_hands
 from reshift.config import DataConfig
 from reshift.errors import UserError
 from reshift.frames import receive, send
@@ -160,9 +159,14 @@ def test_who_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for batch, pictures, cores, expected in kinds:
         started.clear()
-        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(helping, "cores", lambda cores=cores: cores)
         assert isinstance(hands(task(tmp_path), batch, pictures), Processes if expected else Threads)
         assert len(started) == expected
+    monkeypatch.setattr(helping, "cores", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    started.clear()
+    hands(task(tmp_path), 32, 10_000)
+    assert len(started) == 8
     monkeypatch.setenv(VARIABLE, "0")
     assert isinstance(hands(task(tmp_path), 32, 10_000), Threads)
     monkeypatch.setenv(VARIABLE, "many")

@@ -3,7 +3,6 @@
 Problems (exit code 3) would stop training or spoil its result. Notes need a human eye: they may be fine.
 """
 
-import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.cores import cores
 from reshift.data.hashing import near_duplicates, perceptual_hash
 from reshift.data.lenient import read_cases
 from reshift.data.manifest import Case
@@ -120,7 +120,7 @@ def _list_problems(cases: Sequence[Case]) -> list[Finding]:
 
 def _looked_at(cases: Sequence[Case]) -> Iterator[tuple[Look | None, list[Finding]]]:
     """Look at each case, in order, on a few threads and never more than ``AHEAD`` images ahead."""
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(4, cores())) as pool:
         rest = iter(cases)
         waiting: deque[Future[tuple[Look | None, list[Finding]]]] = deque(pool.submit(_look, c) for c in islice(rest, AHEAD))
         try:

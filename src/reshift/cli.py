@@ -131,7 +131,7 @@ def score(
     dicom_out: Annotated[
         bool, typer.Option("--dicom-out", help="also dicom/: segmentation, parametric map, overlays (extra: dicom)")
     ] = False,
-    overlays: Annotated[str, typer.Option(help="all, flagged or none: a third of the work on a picture")] = "all",
+    overlays: Annotated[str, typer.Option(help="of all images, of flagged ones, or none")] = "all",
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="local: this process; ray: RAY_ADDRESS, or workers here (extra: ray)")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="ray: model copies at work; default one a GPU, or a core")] = None,

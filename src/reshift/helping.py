@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from numpy.typing import NDArray
 
+from reshift.cores import cores
 from reshift.errors import UserError, reason
 from reshift.frames import receive, send
 
@@ -38,8 +39,8 @@ def helpers(pictures: int, *, gpu: bool) -> int:
     text = os.environ.get(VARIABLE, "")
     if text and not text.isdigit():
         raise UserError(f"{VARIABLE}='{text}' is no number of processes; 0 means threads")
-    cores = os.cpu_count() or 1
-    return int(text) if text else min(MOST, cores) if gpu and pictures >= MANY and cores > FEW else 0
+    mine = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes on this machine share them
+    return int(text) if text else min(MOST, mine) if gpu and pictures >= MANY and mine > FEW else 0
 
 
 class Helper:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reshift import __version__
+from reshift.cores import cores
 from reshift.errors import UserError
 from reshift.write import atomic_text, naming, writable_folder
 
@@ -84,7 +85,7 @@ def cluster(workers: int | None) -> Iterator[Any]:
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if address == "local":
-        quiet |= {"num_cpus": max(workers or 0, _cores()), "include_dashboard": False, "object_store_memory": STORE}
+        quiet |= {"num_cpus": max(workers or 0, cores()), "include_dashboard": False, "object_store_memory": STORE}
     with _own_signals(), _silent():
         try:
             ray.init(address=address, **quiet)
@@ -133,10 +134,6 @@ def share(nodes: Sequence[dict[str, float]], workers: int | None, device: str) -
 def alive(ray: Any) -> list[dict[str, float]]:
     """Return the resources of every node that is up."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reach(address: str) -> None:

@@ -1,6 +1,5 @@
 """Who reads and writes pictures while the network looks at others: threads or, if it looks at thousands a second, processes."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,6 +7,7 @@ from contextlib import ExitStack
 from itertools import chain, cycle
 from typing import Protocol, Self
 
+from reshift.cores import cores
 from reshift.data.source import ahead
 from reshift.helping import MOST, Helper, helpers, started
 from reshift.predict import grouped
@@ -55,7 +55,7 @@ class Threads:
 
     def __init__(self, task: Task, batch: int) -> None:
         self.desk, self.batch = Desk(task), batch
-        threads = 1 if task.dicom else min(MOST, os.cpu_count() or 1)  # highdicom promises nothing of threads
+        threads = 1 if task.dicom else min(MOST, cores())  # highdicom promises nothing of threads
         self.pool = ThreadPoolExecutor(threads)
 
     def __enter__(self) -> Self:

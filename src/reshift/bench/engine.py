@@ -15,6 +15,7 @@ from typing import Any
 
 from reshift.bench.cells import DiskFullError, Spec, Task, disk_full, failed, write_cell
 from reshift.bench.events import Event
+from reshift.cores import cores as allotted
 from reshift.errors import Stopped, UserError
 
 PATIENCE = 60.0  # seconds that a process gets for its checkpoint when all is stopped
@@ -57,7 +58,7 @@ def devices(workers: int, device: str) -> list[str]:
 
 def cores() -> int:
     """Processor cores that we may use, or threads that the user allows."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = allotted()
     allowed = os.environ.get("OMP_NUM_THREADS", "")
     return min(here, int(allowed)) if allowed.isdigit() and int(allowed) else here
 

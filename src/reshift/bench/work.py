@@ -2,7 +2,6 @@
 
 import gc
 import math
-import os
 import platform
 import re
 import time
@@ -17,6 +16,7 @@ from reshift import __version__
 from reshift.bench.cells import Spec, Task, today
 from reshift.bundle import Bundle, build, load_bundle
 from reshift.config import Config, merge, parse
+from reshift.cores import cores
 from reshift.data.manifest import expand, load_cases
 from reshift.errors import UserError
 from reshift.evaluate import Evaluated, evaluate, normative_indices
@@ -151,7 +151,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     model = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
     return {
         "cpu": model[1] if model else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "torch": torch.__version__,

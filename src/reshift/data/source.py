@@ -7,7 +7,6 @@ and of a compressed volume a thousand times.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from os import cpu_count
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reshift.config import DataConfig
+from reshift.cores import cores
 from reshift.data.manifest import Case, deal
 from reshift.data.prepared_cache import reader
 from reshift.data.read_helper import Readers
@@ -30,7 +30,7 @@ class Source:
 
     def __init__(self, cases: Sequence[Case], config: DataConfig, device: torch.device) -> None:
         self.cases, self.config, self.device = list(cases), config, device
-        self.pool = ThreadPoolExecutor(min(16, cpu_count() or 1))  # decoding and resizing release the GIL
+        self.pool = ThreadPoolExecutor(min(16, cores()))  # decoding and resizing release the GIL
         self.reader = ThreadPoolExecutor(1)  # waits for the pool, so it cannot be of the pool
         self.resident = _fits(cases, config)
         self.read = _reader(cases, config)
@@ -125,7 +125,7 @@ Loaded = TypeVar("Loaded")
 def ahead(load: Callable[[Item], Loaded], items: Iterable[Item], depth: int = 32) -> Iterator[tuple[Item, Future[Loaded]]]:
     """Yield every item with its loading under way, ``depth`` of them at a time; a failure waits in its own future."""
     waiting: deque[tuple[Item, Future[Loaded]]] = deque()
-    with ThreadPoolExecutor(min(16, cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(16, cores())) as pool:
         for item in items:
             waiting.append((item, pool.submit(load, item)))
             if len(waiting) >= depth:

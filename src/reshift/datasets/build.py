@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift import __version__
+from reshift.cores import cores
 from reshift.data.manifest import COLUMNS, load_cases
 from reshift.datasets import DATASETS
 from reshift.errors import UserError, reason
@@ -206,7 +207,7 @@ def _written(record: dict[str, Any]) -> Iterator[str]:
 
 def _ahead(jobs: Sequence[Job]) -> Iterator[tuple[Job, Future[Made]]]:
     """A few cases at a time: unpacking releases the lock, and a volume is too large to read many ahead."""
-    workers, waiting = min(4, os.cpu_count() or 1), deque[tuple[Job, Future[Made]]]()
+    workers, waiting = min(4, cores()), deque[tuple[Job, Future[Made]]]()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for job in jobs:
