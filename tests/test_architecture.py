@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"core"},
     "nets": {"core", "config", "errors", "nets"},
     "methods": {"core", "nets", "config", "errors", "methods", "progress"},
-    "data": {"config", "cores", "errors", "data", "helping", "cachefolder", "write", "percentiles"},
+    "data": {"config", "cores", "errors", "data", "helping", "cachefolder", "runtime", "write", "percentiles"},
     "metrics": {"errors", "metrics"},
     "acquisition": {"config", "errors"},
     "calibrate": {"acquisition", "metrics", "config", "errors"},

@@ -68,6 +68,7 @@ def test_batches_keep_their_order_whatever_is_in_them(tmp_path: Path) -> None:
     pictures = [Picture(path, path.name) for path in sorted(images.glob("*.png"))]
     with Processes(task(tmp_path), 3, 2) as team, Threads(task(tmp_path), 3) as other:
         found, expected = ([item for batch in each.read(pictures) for item in batch] for each in (team, other))
+        assert set(team.where) == {path.name for path, _ in pictures} - {"002.png"}  # who writes what; nobody the bad one
     assert [picture for picture, _ in found] == pictures
     for (_, mine), (_, theirs) in zip(found, expected, strict=True):
         assert isinstance(mine, UserError) == isinstance(theirs, UserError)

@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -92,6 +93,17 @@ class Helper:
             code = self.process.returncode
             died = f"a process that reads and writes pictures has ended (exit {code}), perhaps for want of memory"
             raise UserError(f"{died}; run it again to go on, with {VARIABLE}=0 to do without them") from None
+
+
+def in_turn(asked: "Iterable[Future[Answer]]", ahead: int) -> Iterator[Answer]:
+    """The answers, in order, with ``ahead`` more always under way."""
+    waiting: deque[Future[Answer]] = deque()
+    for future in asked:
+        waiting.append(future)
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def started(make: Callable[[], Answer]) -> Answer | None:

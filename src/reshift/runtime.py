@@ -75,11 +75,14 @@ def to_device(module: nn.Module, device: torch.device) -> nn.Module:
 
 def upload(array: NDArray[np.float32], device: torch.device) -> Tensor:
     """Copy to a device; to a GPU from pinned memory, so that nobody waits for it."""
-    if device.type != "cuda":
-        return torch.from_numpy(array).to(device)
-    staged = torch.empty(array.shape, pin_memory=True)
-    staged.numpy()[:] = array  # by one thread: torch's own copy wakes one on every core, and those then wait busily
-    return staged.to(device, non_blocking=True)
+    return staged(array, device).to(device, non_blocking=True)
+
+
+def staged(array: NDArray[np.float32], device: torch.device) -> Tensor:
+    """A copy where ``device`` can fetch it by itself."""
+    copy = torch.empty(array.shape, pin_memory=device.type == "cuda")
+    copy.numpy()[:] = array  # by one thread: torch's own copy wakes one on every core, and those then wait busily
+    return copy
 
 
 class Arriving:

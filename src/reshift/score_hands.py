@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from itertools import chain, cycle
 from typing import Protocol, Self
 
+import numpy as np
+
 from reshift.cores import cores
 from reshift.data.source import ahead
 from reshift.helping import MOST, Helper, helpers, started
@@ -113,7 +115,10 @@ class Processes:
         def answers() -> Batch:
             parts, held = zip(*(future.result() for future in futures), strict=True)
             self.deep = min(self.enough, max(1, ROOM // max(1, sum(held))))
-            return list(zip(batch, chain.from_iterable(parts), strict=True))
+            found = list(zip(batch, chain.from_iterable(parts), strict=True))
+            for picture in (picture for picture, outcome in found if not isinstance(outcome, np.ndarray)):
+                del self.where[picture.stem]  # it will not be written
+            return found
 
         return answers
 

@@ -1,6 +1,5 @@
 """``python -m reshift.data.read_helper``: reads and prepares images for another process (helping.py)."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from reshift.config import DataConfig
 from reshift.data.manifest import Case
 from reshift.data.prepared_cache import reader
-from reshift.helping import Helper, Said, serve
+from reshift.helping import Helper, Said, in_turn, serve
 
 CHUNK = 64  # images of a message
 
@@ -44,13 +43,9 @@ class Readers:
 
     def check(self, cases: Sequence[Case]) -> None:
         """Read all and keep nothing; the first image that cannot be read is an error."""
-        asked: deque[Future[None]] = deque()
-        for start in range(0, len(cases), CHUNK):
-            asked.append(self.ask(cases[start : start + CHUNK], lambda _: None))
-            if len(asked) > 2 * len(self.helpers):
-                asked.popleft().result()
-        for future in asked:
-            future.result()
+        parts = (cases[start : start + CHUNK] for start in range(0, len(cases), CHUNK))
+        for _ in in_turn((self.ask(part, lambda _: None) for part in parts), 2 * len(self.helpers)):
+            pass
 
     def load(self, cases: Sequence[Case]) -> NDArray[np.float32]:
         """Network inputs ``(n, C, size, size)``, in order; the first image that cannot be read is an error."""

@@ -19,7 +19,8 @@ from reshift.cores import cores
 from reshift.data.manifest import Case, deal
 from reshift.data.prepared_cache import reader
 from reshift.data.read_helper import Readers
-from reshift.helping import helpers, started
+from reshift.helping import helpers, in_turn, started
+from reshift.runtime import staged
 
 CHUNK = 64  # images per batch when walking over all of them
 LIGHTER = 8  # reading an image, than reading, describing and writing one: so many more pay for other processes
@@ -56,13 +57,9 @@ class Source:
         if self.images is not None:
             yield from (self.batch(indices) for indices in chosen)
             return
-        waiting: deque[Future[Tensor]] = deque()
-        for indices in chosen:
-            waiting.append(self._ask(indices))
-            if len(waiting) > (1 if self.readers is None else len(self.readers.helpers)):
-                yield waiting.popleft().result().to(self.device, non_blocking=True)
-        while waiting:
-            yield waiting.popleft().result().to(self.device, non_blocking=True)
+        ahead = 1 if self.readers is None else len(self.readers.helpers)
+        for images in in_turn(map(self._ask, chosen), ahead):
+            yield images.to(self.device, non_blocking=True)
 
     def batches(self, indices: Sequence[int] | None = None) -> Iterator[Tensor]:
         """All images, or those at ``indices``, once, in order."""
@@ -72,14 +69,8 @@ class Source:
 
     def _ask(self, indices: Sequence[int]) -> "Future[Tensor]":
         if self.readers is not None:
-            return self.readers.ask([self.cases[i] for i in indices], self._staged)
-        return self.reader.submit(lambda: self._staged(self._load(indices).numpy()))
-
-    def _staged(self, pixels: NDArray[np.float32]) -> Tensor:
-        """Where a GPU can fetch it by itself."""
-        staged = torch.empty(pixels.shape, pin_memory=self.device.type == "cuda")
-        staged.numpy()[:] = pixels
-        return staged
+            return self.readers.ask([self.cases[i] for i in indices], lambda pixels: staged(pixels, self.device))
+        return self.reader.submit(lambda: staged(self._load(indices).numpy(), self.device))
 
     def _load(self, indices: Sequence[int]) -> Tensor:
         if self.readers is not None:
