@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reshift.acquisition import ODD, Acquisition, Features, describe, fit_acquisition, fit_features, judge
 from reshift.config import DataConfig
 from reshift.data.manifest import Case, hold_out, load_cases
 from reshift.data.prepare import prepare
 from reshift.data.read import read_image
+from reshift.inference.acquisition import ODD, Acquisition, Features, describe, fit_acquisition, fit_features, judge
 from reshift.nets.features import efficientnet_lite0
 
 TRAINING, OWN, OTHER = 300, 80, 40  # images

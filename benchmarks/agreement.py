@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from measure import Bench
 from reshift.core.quantize import nearest_code
 from reshift.data.phantom import write_phantom
-from reshift.halves import Halves
+from reshift.kernels.bf16_weights import Halves
 from reshift.nets import kernels
 from reshift.nets.groupnorm import GroupNorm
 from reshift.nets.nearest import nearest
@@ -24,8 +24,8 @@ from reshift.nets.norm_relu import NormRelu
 from reshift.nets.pointwise import Pointwise
 from reshift.nets.thin import ThinConv2d, ThinConvTranspose2d
 from reshift.nets.unet import Attention
-from reshift.pipeline import resolve, train_run
-from reshift.runtime import to_device
+from reshift.system.device import to_device
+from reshift.training.run import resolve, train_run
 from speed import BATCH
 
 Logged = dict[str, list[float]]  # what a stage logs, quantity by quantity

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from measure import machine
-from reshift.figures.style import ABNORMAL, NORMAL, PAGE, blank, save, style
-from reshift.pipeline import resolve, train_run
-from reshift.runtime import pick_device
+from reshift.reports.figures.style import ABNORMAL, NORMAL, PAGE, blank, save, style
+from reshift.system.device import pick_device
+from reshift.training.run import resolve, train_run
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "eager float32": {"amp": "off", "graphs": False}}
 LABELS = {"default": "default: bf16, recorded, fused", "eager float32": "float32, kernel by kernel"}

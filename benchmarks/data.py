@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 
 from measure import Table, machine
 from reading import write_nifti
-from reshift.acquisition import describe
 from reshift.config import DataConfig
-from reshift.cores import cores
 from reshift.data import read
 from reshift.data.image import Image
 from reshift.data.manifest import Case
@@ -34,9 +32,11 @@ from reshift.data.phantom import draw
 from reshift.data.prepare import prepare, restore
 from reshift.data.prepared_cache import PreparedCache
 from reshift.data.read import read_picture
-from reshift.picture import RAMP, grey, overlay, png
-from reshift.scores import FIELDS, Ledger
-from reshift.write import atomic_bytes
+from reshift.inference.acquisition import describe
+from reshift.inference.overlay import RAMP, grey, overlay, png
+from reshift.inference.records import FIELDS, Ledger
+from reshift.system.cores import cores
+from reshift.system.files import atomic_bytes
 
 CONFIG = DataConfig()
 VOLUME = (240, 240, 155)

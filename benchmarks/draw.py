@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reshift.figures.style import ABNORMAL, NORMAL, PAGE, blank, save, style
+from reshift.reports.figures.style import ABNORMAL, NORMAL, PAGE, blank, save, style
 
 MANY = 1000  # from here on powers of ten
 ROW = re.compile(r"(?P<what>.+) = (?P<value>[\d.]+)(?P<peak>: peak)?")

@@ -25,13 +25,13 @@ from agreement import agreement, recorded, torch_kernels
 from inference_cpu import network, plain
 from measure import Bench, arguments, exponent, finish, measure, peak_mib, timed
 from reshift import methods
-from reshift.bundle import Bundle, build
 from reshift.config import Config
-from reshift.methods.dmd import DMD
+from reshift.inference.bundle import Bundle, build
+from reshift.inference.model import Model
+from reshift.methods.dmd.method import DMD
 from reshift.nets.unet import UNet
-from reshift.pipeline import resolve
-from reshift.predict import Model
-from reshift.train import as_module
+from reshift.training.loop import as_module
+from reshift.training.run import resolve
 from speed import BATCH, STAGES, pictures, train
 
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100": 989e12}  # bf16 FLOP/s without sparsity, NVIDIA's data sheets

@@ -22,19 +22,19 @@ import torch
 from torch import Tensor
 
 from measure import Table, machine
-from reshift.bundle import build
 from reshift.config import DataConfig
-from reshift.cores import cores
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.prepared_cache import VARIABLE as KEPT
 from reshift.data.source import Source, check_images
-from reshift.helping import VARIABLE
-from reshift.pipeline import resolve, train_run
-from reshift.predict import GPU_BATCH, Model, load_model
-from reshift.runtime import Place, pick_device
-from reshift.score import score
-from reshift.train import fit
+from reshift.inference.bundle import build
+from reshift.inference.model import GPU_BATCH, Model, load_model
+from reshift.inference.score import score
+from reshift.system.cores import cores
+from reshift.system.device import Rank, pick_device
+from reshift.system.workers import VARIABLE
+from reshift.training.loop import fit
+from reshift.training.run import resolve, train_run
 from speed import BATCH
 
 
@@ -97,7 +97,7 @@ def steps(table: Table, data: Path, who: str, device: torch.device) -> None:
         if gigabytes:
             check_images(cases, source.config, source.readers)
         with tempfile.TemporaryDirectory() as folder:
-            fit(build(config), source, config, Path(folder), Place(0, 1))
+            fit(build(config), source, config, Path(folder), Rank(0, 1))
         half = source.marks[len(source.marks) // 2 :]
         table.add("train", f"{who}: {name}", BATCH * (len(half) - 1) / (half[-1] - half[0]), "images/s")
 

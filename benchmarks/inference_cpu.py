@@ -32,12 +32,12 @@ from reshift.core.schedule import at
 from reshift.data.manifest import Case, load_cases
 from reshift.data.prepare import Prepared, prepare_mask
 from reshift.data.read import read_image, read_mask
-from reshift.methods.dmd import DMD
-from reshift.methods.dmd_settings import DMDSettings
-from reshift.metrics.image import roc_auc
-from reshift.metrics.pixels import PixelMetrics
-from reshift.predict import Model, load_model
-from reshift.runtime import precision, scoring
+from reshift.evaluation.metrics.image import roc_auc
+from reshift.evaluation.metrics.pixels import PixelMetrics
+from reshift.inference.model import Model, load_model
+from reshift.methods.dmd.method import DMD
+from reshift.methods.dmd.settings import DMDSettings
+from reshift.system.device import precision, scoring
 
 CPU = torch.device("cpu")
 Map = Callable[[Tensor], Tensor]

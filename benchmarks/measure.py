@@ -20,11 +20,11 @@ from torch import Tensor
 
 from reshift import __version__
 from reshift.config import DataConfig
-from reshift.cores import cores
 from reshift.data.manifest import Case, load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.source import Source
-from reshift.runtime import pick_device
+from reshift.system.cores import cores
+from reshift.system.device import pick_device
 
 MIB = 2**20
 

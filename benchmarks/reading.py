@@ -95,9 +95,9 @@ def rates(table: Table, folder: Path) -> None:
 
 def large(kind: str) -> None:
     """In a process of its own: the peak that scoring the large volume adds."""
-    from reshift.pipeline import resolve, train_run
-    from reshift.predict import load_model
-    from reshift.score import score
+    from reshift.inference.model import load_model
+    from reshift.inference.score import score
+    from reshift.training.run import resolve, train_run
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

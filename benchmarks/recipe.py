@@ -17,8 +17,8 @@ from typing import Any
 from measure import machine
 from reshift.config import assignment
 from reshift.data.phantom import write_phantom
-from reshift.pipeline import resolve, train_run
-from reshift.runtime import pick_device
+from reshift.system.device import pick_device
+from reshift.training.run import resolve, train_run
 
 
 def seconds_by_stage(log: Path) -> dict[str, float]:

@@ -17,10 +17,10 @@ import torch
 from measure import Table, machine
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
-from reshift.pipeline import resolve, train_run
-from reshift.predict import load_model
-from reshift.score import score
-from reshift.score_ray import Engine
+from reshift.inference.model import load_model
+from reshift.inference.score import score
+from reshift.inference.score_ray import Engine
+from reshift.training.run import resolve, train_run
 
 SIZE = 256  # of the pictures
 WARM = 4  # the first quarter of the images is not timed: workers start, networks warm up

@@ -17,15 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from measure import Bench, Clocked, arguments, exponent, measure, peak_mib, phantoms, summary, timed
-from reshift.bundle import Bundle, build
 from reshift.config import Config, DataConfig, TrainConfig
 from reshift.data.prepare import prepare
 from reshift.data.read import read_image
 from reshift.data.source import Source
-from reshift.metrics.pixels import FAST, PixelHistogram
-from reshift.predict import GPU_BATCH, Model
-from reshift.runtime import Place, pick_device
-from reshift.train import as_module, fit
+from reshift.evaluation.metrics.pixels import FAST, PixelHistogram
+from reshift.inference.bundle import Bundle, build
+from reshift.inference.model import GPU_BATCH, Model
+from reshift.system.device import Rank, pick_device
+from reshift.training.loop import as_module, fit
 
 BATCH = TrainConfig().batch
 STAGES = ("Stage I", "Stage II")
@@ -39,14 +39,14 @@ FULL, QUICK = "all maps", "some maps"  # memory items of the metrics
 
 
 def train(device: torch.device, number: int, *, blocks: int, block: int, **settings: Any) -> list[float]:
-    """Seconds per step, block by block, of the paper's Stage I or II in ``reshift.train.fit``."""
+    """Seconds per step, block by block, of the paper's Stage I or II in ``reshift.training.loop.fit``."""
     steps = [0, 0]
     steps[number] = blocks * block + 1  # an epoch is one step here; the clock is read at the start of a step, hence one more
     model = {"stage1_epochs": steps[0], "stage2_epochs": steps[1]}
     config = Config(method="dmd", train=TrainConfig(checkpoint_seconds=1e9, **settings), model=model)
     with phantoms(BATCH, 128) as cases, tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
         source = Clocked(cases, device, block)
-        fit(build(config), source, config, Path(folder), Place(0, 1))
+        fit(build(config), source, config, Path(folder), Rank(0, 1))
     return [(end - begin) / block for begin, end in pairwise(source.marks)]
 
 

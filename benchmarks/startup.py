@@ -21,7 +21,7 @@ import torch
 
 from measure import Table, machine
 from reshift.data.phantom import write_phantom
-from reshift.pipeline import resolve, train_run
+from reshift.training.run import resolve, train_run
 
 CLI = [sys.executable, "-m", "reshift"]
 

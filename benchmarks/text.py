@@ -21,9 +21,9 @@ from reshift.data.manifest import Case, load_cases
 from reshift.data.marks import stroke_count, suspected
 from reshift.data.prepare import prepare_mask
 from reshift.data.read import read_image, read_mask
-from reshift.metrics.image import roc_auc
-from reshift.metrics.pixels import PixelMetrics
-from reshift.predict import Model, load_model
+from reshift.evaluation.metrics.image import roc_auc
+from reshift.evaluation.metrics.pixels import PixelMetrics
+from reshift.inference.model import Model, load_model
 
 WORDS = ("LEFT BREAST", "RT 10 OCL", "1.84 cm", "D1 12mm", "SAG", "+ 0.93", "L", "2D 57%", "AXILLA")
 

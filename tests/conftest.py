@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from helpers import Cli, Outcome, save_many
 
 # Before torch is imported, and inherited by every process the tests start: the networks here are so small that a second
@@ -19,7 +18,7 @@ os.environ["RESHIFT_CACHE"] = "off"  # a test that wants trained stages to be sh
 @pytest.fixture
 def run_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     """``run_cli("train", "--data", path, …)``: the real entry point, in this process for speed."""
-    from reshift.cli import main
+    from reshift.cli.app import main
 
     def run(*args: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["reshift", *(str(a) for a in args)])
@@ -43,7 +42,7 @@ def folder_of_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory, folder_of_images: Path) -> Path:
     """A bundle of the method that needs no training; copy it before damaging it."""
-    from reshift.pipeline import resolve, train_run
+    from reshift.training.run import resolve, train_run
 
     config = resolve("brightness", "paper", [{"data": {"size": 32}, "calibrate": {"features": "off"}}])
     return train_run(config, folder_of_images, tmp_path_factory.mktemp("run"))

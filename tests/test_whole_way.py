@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import TINY_DMD, Cli, noise, save_many
 from PIL import Image
 
 import reshift
-from helpers import TINY_DMD, Cli, noise, save_many
+from reshift.cli.demo import demo
 from reshift.data.phantom import KINDS, write_phantom
-from reshift.demo import demo
 from reshift.errors import UserError
-from reshift.pipeline import resolve, train_run
+from reshift.training.run import resolve, train_run
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from reshift.predict import Model
+    from reshift.inference.model import Model
 
 __version__ = "0.1.0"
 
@@ -20,6 +20,6 @@ def load(path: "str | Path", device: str = "auto") -> "Model":
     """Load a bundle for prediction. Imports torch only now, and no training code at all."""
     from pathlib import Path
 
-    from reshift.predict import load_model
+    from reshift.inference.model import load_model
 
     return load_model(Path(path), device)

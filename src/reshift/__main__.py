@@ -1,5 +1,5 @@
 """``python -m reshift``."""
 
-from reshift.cli import main
+from reshift.cli.app import main
 
 main()

@@ -1,1 +1,4 @@
-"""``reshift bench``: methods × data sets × seeds, one JSON file per result, and the tables and figures made of them."""
+"""``reshift bench``: a suite of method × data set × seed becomes cells, tables and figures.
+
+May import everything but the command line.
+"""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from reshift.bench.events import Event
 from reshift.errors import Stopped, UserError, reason
 from reshift.methods import caveat
-from reshift.write import atomic_text
+from reshift.system.files import atomic_text
 
 # Settings of [train] that decide where and how fast, but not what is learned: other machines may differ in them.
 FREE = ("cache", "device", "log_every", "checkpoint_seconds", "tensorboard")

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from reshift.bench.cells import Spec, Task, digest
 from reshift.bench.work import running, steps
-from reshift.bundle import Bundle, build
 from reshift.config import Config, merge, parse
 from reshift.data.manifest import Case, expand, load_cases
 from reshift.data.source import Source
 from reshift.errors import Stopped, UserError, reason
+from reshift.inference.bundle import Bundle, build
+from reshift.inference.model import Model
 from reshift.methods.detector import Stage
-from reshift.pipeline import split_normals
-from reshift.predict import Model
-from reshift.runtime import Place, pick_device
-from reshift.train import batch_size, fit
+from reshift.system.device import Rank, pick_device
+from reshift.training.loop import batch_size, fit
+from reshift.training.run import split_normals
 
 TRIED = {"cpu": 3, "cuda": 8}  # steps of each stage; on a GPU the first ones warm up and record
 
@@ -179,7 +179,7 @@ def _tried(detector: Any, stage: Stage, source: "Timed", config: Config, count: 
     source.marks.clear()
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
-        fit(_Short(detector, stage._replace(steps=count)), source, config, Path(folder), Place(0, 1))
+        fit(_Short(detector, stage._replace(steps=count)), source, config, Path(folder), Rank(0, 1))
         source.mark()
     between = np.diff(source.marks)
     before = source.marks[0] - begun

@@ -15,8 +15,8 @@ from typing import Any
 
 from reshift.bench.cells import DiskFullError, Spec, Task, disk_full, failed, write_cell
 from reshift.bench.events import Event
-from reshift.cores import cores as allotted
 from reshift.errors import Stopped, UserError
+from reshift.system.cores import cores as allotted
 
 PATIENCE = 60.0  # seconds that a process gets for its checkpoint when all is stopped
 Report = Callable[[Event], object]
@@ -47,7 +47,7 @@ def devices(workers: int, device: str) -> list[str]:
     """Where each process computes: in turn on the GPUs, or all on the one that was named, or on the CPU."""
     import torch
 
-    from reshift.runtime import pick_device
+    from reshift.system.device import pick_device
 
     chosen = pick_device(device)
     if chosen.type == "cuda" and device in ("auto", "cuda"):

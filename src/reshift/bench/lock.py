@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reshift.errors import UserError
-from reshift.write import naming
+from reshift.system.files import naming
 
 NAME = "lock.json"
 TRIES = 5

@@ -10,13 +10,13 @@ from reshift import methods
 from reshift.bench.cells import Spec, Task, deciding, digest
 from reshift.bench.suite import PREDICT, DataSet, Entry, PhantomSet, Suite
 from reshift.bench.version import code_version, everything, files_version
-from reshift.cachefolder import VARIABLE
 from reshift.config import Config
 from reshift.data.manifest import Case, expand, fingerprint, load_cases
 from reshift.data.phantom import write_phantom
 from reshift.errors import UserError
-from reshift.pipeline import resolve, split_normals
-from reshift.write import naming, writable_folder
+from reshift.system.cache import VARIABLE
+from reshift.system.files import naming, writable_folder
+from reshift.training.run import resolve, split_normals
 
 
 class UnusableDataError(UserError):

@@ -22,7 +22,7 @@ class Printed(NamedTuple):
 @cache
 def paper() -> dict[str, Any]:
     """Read every table of the paper: rows of [mean, standard deviation or null] by name, and what of ours they belong to."""
-    text = (resources.files("reshift") / "assets" / "paper_tables.json").read_text(encoding="utf-8")
+    text = (resources.files("reshift.bench") / "paper_tables.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 

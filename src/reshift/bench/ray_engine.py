@@ -13,7 +13,7 @@ from reshift.bench.cells import Spec, Task, run_task
 from reshift.bench.engine import PATIENCE, Report, fail
 from reshift.bench.events import Event
 from reshift.errors import Stopped, UserError
-from reshift.ray_cluster import Share, Shared, alive, begin, check, cluster, share, shared_folder
+from reshift.system.ray_cluster import Share, Shared, alive, begin, check, cluster, share, shared_folder
 
 TRIES = 3  # of a task whose worker dies
 PULSE = 0.5  # seconds between looks at what the tasks say

@@ -14,7 +14,7 @@ from reshift.bench.plan import Blocked, Plan, plan, tasks
 from reshift.bench.suite import Suite, load_suite
 from reshift.config import nearest
 from reshift.errors import UserError, reason
-from reshift.write import sweep, writable_folder
+from reshift.system.files import sweep, writable_folder
 
 DONE, INCOMPLETE = 0, 3
 LISTED = 12  # names in a line; the rest is counted

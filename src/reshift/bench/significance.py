@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from reshift.bench.summary import Column, Entry, Figure, Row, Table, Verdict, value_of
-from reshift.metrics.bootstrap import Floats, Images, draw_for_images, image_samples, known_figures, owners
-from reshift.metrics.confidence import ROUNDING
+from reshift.evaluation.metrics.bootstrap import Floats, Images, draw_for_images, image_samples, known_figures, owners
+from reshift.evaluation.metrics.confidence import ROUNDING
 
 Cell = Mapping[str, Any]
 DRAWS = 4000

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from reshift.metrics.confidence import Interval, mean_std
+from reshift.evaluation.metrics.confidence import Interval, mean_std
 
 Cell = Mapping[str, Any]
 MAIN = ("baseline", "ours")  # groups of the main tables; ablations and sweeps have their own

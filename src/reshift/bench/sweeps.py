@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from reshift.bench.cells import slug
 from reshift.bench.printed import claim
 from reshift.bench.summary import AP, AP_PIX, AUC, DICE, F1, Cell, Figure, Table, table_of, value_of
-from reshift.figures.paper import sensitivity
-from reshift.figures.style import PAGE, blank, legend_below, line_style, save, style
-from reshift.figures.sweep import LEAST, stable_range
-from reshift.write import writable_folder
+from reshift.reports.figures.paper import sensitivity
+from reshift.reports.figures.style import PAGE, blank, legend_below, line_style, save, style
+from reshift.reports.figures.sweep import LEAST, stable_range
+from reshift.system.files import writable_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -28,7 +28,7 @@ from reshift.bench.summary import (
 )
 from reshift.bench.sweeps import ABLATION, ablation_cells, figures, sweep_table, sweeps
 from reshift.errors import UserError
-from reshift.write import atomic_text, writable_folder
+from reshift.system.files import atomic_text, writable_folder
 
 PARTS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
     ("image", "Image level", (AUC, AP, F1)),

@@ -12,12 +12,18 @@ from pathlib import Path
 from reshift.methods import METHODS
 
 PACKAGE = Path(__file__).parent.parent
-ROOMS = ("data", "metrics")  # every file counts
+ROOMS = ("data", "evaluation/metrics")  # every file counts
 MODULES = (
-    "acquisition", "bundle", "calibrate", "config", "evaluate", "normative", "optimise", "pipeline", "predict", "runtime",
-    "train", "methods.detector", "nets.features", "nets.lpips", "nets.norm", "bench.work",
+    "config", "bench.work", "evaluation.evaluate", "evaluation.normative", "inference.acquisition", "inference.bundle",
+    "inference.calibration", "inference.model", "methods.detector", "nets.features", "nets.lpips", "nets.norm", "system.device",
+    "training.loop", "training.run", "training.step",
 )  # fmt: skip
-FOLLOWED = ("reshift.methods.", "reshift.nets.", "reshift.core.")  # imports that a method's code is looked up by
+FOLLOWED = (
+    "reshift.methods.",
+    "reshift.nets.",
+    "reshift.core.",
+    "reshift.kernels.",
+)  # imports that a method's code is looked up by
 
 
 @cache
@@ -68,7 +74,7 @@ def _shared() -> set[Path]:
 
 
 def _own(method: str) -> set[Path]:
-    location = METHODS[method].location if method in METHODS else method
+    location = f"reshift.methods.{METHODS[method].location}" if method in METHODS else method
     return _closure(location.partition(":")[0])
 
 

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from reshift import __version__
 from reshift.bench.cells import Spec, Task, today
-from reshift.bundle import Bundle, build, load_bundle
 from reshift.config import Config, merge, parse
-from reshift.cores import cores
 from reshift.data.manifest import expand, load_cases
 from reshift.errors import UserError
-from reshift.evaluate import Evaluated, evaluate, normative_indices
-from reshift.metrics.image import average_precision, curve
-from reshift.pipeline import calibrated, split_normals, train_run
-from reshift.predict import Model
+from reshift.evaluation.evaluate import Evaluated, evaluate, normative_indices
+from reshift.evaluation.metrics.image import average_precision, curve
+from reshift.inference.bundle import Bundle, build, load_bundle
+from reshift.inference.model import Model
+from reshift.system.cores import cores
+from reshift.training.run import calibrated, split_normals, train_run
 
 
 def trained(task: Task, device: str) -> None:

@@ -1,1 +1,4 @@
-"""Files in, network input out: read → Image → prepare → [-1, 1]; the way back is ``prepare.restore``."""
+"""Files in, prepared images out: readers, geometry, manifests, and the source of training images.
+
+Imports system and config only.
+"""

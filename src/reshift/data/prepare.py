@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from reshift.config import DataConfig
 from reshift.data.image import Image
+from reshift.data.percentiles import percentiles
 from reshift.errors import UserError
-from reshift.percentiles import percentiles
 
 Pixel = TypeVar("Pixel", bound=np.generic)
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601, the weights of every "convert to grey"

@@ -20,13 +20,13 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.cachefolder import cache_folder
 from reshift.config import DataConfig
 from reshift.data.manifest import Case, file_digest
 from reshift.data.prepare import prepare
 from reshift.data.read import read_picture
 from reshift.errors import UserError
-from reshift.write import atomic_bytes
+from reshift.system.cache import cache_folder
+from reshift.system.files import atomic_bytes
 
 VARIABLE = "RESHIFT_PREPARED_GB"
 SETTINGS = {"size", "channels", "scale", "square"}  # of DataConfig, those that prepare looks at

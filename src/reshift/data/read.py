@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.data.dicom_header import is_dicom
+from reshift.data.dicom.header import is_dicom
 from reshift.data.image import Image
 from reshift.data.nifti import SUFFIXES as NIFTI
 from reshift.data.nifti import is_nifti, read_nifti
@@ -21,7 +21,7 @@ from reshift.data.volume import Volume
 from reshift.errors import UserError
 
 if TYPE_CHECKING:
-    from reshift.data.dicom import Series
+    from reshift.data.dicom.series import Series
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 FORMATS = ("PNG", "JPEG", "TIFF")
@@ -55,7 +55,7 @@ def list_scans(folder: Path) -> list[Scan]:
     found = [Scan(path) for path in list_images(folder)]
     if not _others(folder):
         return found
-    from reshift.data.dicom import find_series
+    from reshift.data.dicom.series import find_series
 
     series = find_series(folder)
     homes = Counter(path for one in series for path in {file.parent for file in one.files})
@@ -89,13 +89,13 @@ def is_volume(path: Path) -> bool:
 def open_scan(path: Path, series: "Series | None" = None) -> Image | Volume:
     """Read any file we know, by its name or else by its content; a folder is a DICOM series."""
     if series is not None:
-        from reshift.data.dicom import read_series
+        from reshift.data.dicom.series import read_series
 
         return _checked(read_series(series))
     if is_nifti(path):
         return _checked(read_nifti(path))
     if path.is_dir() or (not path.name.lower().endswith(SUFFIXES) and is_dicom(path)):
-        from reshift.data.dicom import read_dicom, read_series
+        from reshift.data.dicom.series import read_dicom, read_series
 
         scan = read_series(path) if path.is_dir() else read_dicom(path)
         return _checked(scan) if isinstance(scan, Volume) else scan

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from reshift.config import DataConfig
 from reshift.data.manifest import Case
 from reshift.data.prepared_cache import reader
-from reshift.helping import Helper, Said, in_turn, serve
+from reshift.system.workers import Helper, Said, in_turn, serve
 
 CHUNK = 64  # images of a message
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reshift.config import DataConfig
-from reshift.cores import cores
 from reshift.data.manifest import Case, deal
 from reshift.data.prepared_cache import reader
 from reshift.data.read_helper import Readers
-from reshift.helping import helpers, in_turn, started
-from reshift.runtime import staged
+from reshift.system.cores import cores
+from reshift.system.device import pinned_copy
+from reshift.system.workers import helpers, in_turn, started
 
 CHUNK = 64  # images per batch when walking over all of them
 LIGHTER = 8  # reading an image, than reading, describing and writing one: so many more pay for other processes
@@ -69,8 +69,8 @@ class Source:
 
     def _ask(self, indices: Sequence[int]) -> "Future[Tensor]":
         if self.readers is not None:
-            return self.readers.ask([self.cases[i] for i in indices], lambda pixels: staged(pixels, self.device))
-        return self.reader.submit(lambda: staged(self._load(indices).numpy(), self.device))
+            return self.readers.ask([self.cases[i] for i in indices], lambda pixels: pinned_copy(pixels, self.device))
+        return self.reader.submit(lambda: pinned_copy(self._load(indices).numpy(), self.device))
 
     def _load(self, indices: Sequence[int]) -> Tensor:
         if self.readers is not None:

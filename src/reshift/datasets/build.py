@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift import __version__
-from reshift.cores import cores
 from reshift.data.manifest import COLUMNS, load_cases
 from reshift.datasets import DATASETS
 from reshift.errors import UserError, reason
-from reshift.progress import progress
-from reshift.write import append_json, atomic_bytes, atomic_json, atomic_text, sweep, writable_folder
+from reshift.system.cores import cores
+from reshift.system.files import append_json, atomic_bytes, atomic_json, atomic_text, sweep, writable_folder
+from reshift.system.progress import progress
 
 LOG = "subjects.jsonl"
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z")

@@ -17,7 +17,7 @@ from reshift.data.read import read_image
 from reshift.datasets.build import Job, Made, Plan, Sample, Settings, drawn, not_found, safe
 from reshift.datasets.slices import read_picture
 from reshift.errors import UserError
-from reshift.progress import progress
+from reshift.system.progress import progress
 
 IMAGES = {"normal": 133, "benign": 437, "malignant": 210}
 TRAIN = 32

@@ -142,7 +142,7 @@ def _picture(path: Path, key: str, split: str, label: int, settings: Settings) -
 
 
 def _case(path: Path, key: str, split: str, label: int, found: Findings, settings: Settings) -> Made:
-    from reshift.data.dicom import read_dicom
+    from reshift.data.dicom.series import read_dicom
 
     image = read_dicom(path)
     if not isinstance(image, Image):

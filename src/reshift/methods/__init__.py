@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """Where a method lives and what it is, in one line."""
 
-    location: str
+    location: str  # module below reshift.methods, and class
     summary: str
     caveat: str = ""  # why a method is not what its name says; it then has a † behind the name in every table
 
 
 METHODS: dict[str, Entry] = {
-    "reshift": Entry("reshift.methods.reshift:Reshift", "dense reconstruction-shift discrimination with pretrained features"),
-    "dmd": Entry("reshift.methods.dmd:DMD", "discriminative mask-guided latent diffusion, exactly as the paper describes it"),
-    "ae": Entry("reshift.methods.ae:AE", "convolutional autoencoder"),
-    "vae": Entry("reshift.methods.vae:VAE", "variational autoencoder"),
-    "fanogan": Entry("reshift.methods.fanogan:FAnoGAN", "f-AnoGAN: WGAN-GP and an encoder into its latent space"),
-    "dae": Entry("reshift.methods.dae:DAE", "denoising autoencoder: a U-Net that removes coarse noise"),
-    "ddpm": Entry("reshift.methods.ddpm:DDPM", "image-space diffusion: noise to t = 250 and back"),
-    "anoddpm": Entry("reshift.methods.anoddpm:AnoDDPM", "AnoDDPM: the same with simplex noise"),
-    "autoddpm": Entry("reshift.methods.autoddpm:AutoDDPM", "AutoDDPM: mask what diffusion changes, stitch, resample"),
-    "thor-gaussian": Entry("reshift.methods.thor:ThorGaussian", "THOR: a chain harmonised with the input, Gaussian noise"),
-    "thor-simplex": Entry("reshift.methods.thor:ThorSimplex", "THOR: a chain harmonised with the input, simplex noise"),
+    "reshift": Entry("reshift.method:Reshift", "dense reconstruction-shift discrimination with pretrained features"),
+    "dmd": Entry("dmd.method:DMD", "discriminative mask-guided latent diffusion, exactly as the paper describes it"),
+    "ae": Entry("ae:AE", "convolutional autoencoder"),
+    "vae": Entry("vae:VAE", "variational autoencoder"),
+    "fanogan": Entry("fanogan:FAnoGAN", "f-AnoGAN: WGAN-GP and an encoder into its latent space"),
+    "dae": Entry("dae:DAE", "denoising autoencoder: a U-Net that removes coarse noise"),
+    "ddpm": Entry("diffusion.ddpm:DDPM", "image-space diffusion: noise to t = 250 and back"),
+    "anoddpm": Entry("diffusion.anoddpm:AnoDDPM", "AnoDDPM: the same with simplex noise"),
+    "autoddpm": Entry("diffusion.autoddpm:AutoDDPM", "AutoDDPM: mask what diffusion changes, stitch, resample"),
+    "thor-gaussian": Entry("diffusion.thor:ThorGaussian", "THOR: a chain harmonised with the input, Gaussian noise"),
+    "thor-simplex": Entry("diffusion.thor:ThorSimplex", "THOR: a chain harmonised with the input, simplex noise"),
     "diffuse": Entry(
-        "reshift.methods.diffuse:Diffuse",
+        "diffusion.diffuse:Diffuse",
         "Dif-fuse†: edit where the image surprises, keep the rest",
         "diffuse† is a stand-in: Dif-fuse itself learns where to edit from labelled diseased images, which no other method sees",
     ),
-    "cddpm": Entry("reshift.methods.cddpm:CDDPM", "cDDPM: one-step restoration conditioned on an image code"),
-    "madad": Entry("reshift.methods.madad:MADAD", "MAD-AD: masked latent diffusion that finds and repairs its own masks"),
-    "patchcore": Entry("reshift.methods.patchcore:PatchCore", "PatchCore: nearest neighbours of frozen features"),
-    "brightness": Entry("reshift.methods.trivial:Brightness", "trivial reference: a pixel is as abnormal as it is bright"),
-    "area": Entry("reshift.methods.trivial:Area", "trivial reference: an image is as abnormal as its foreground is large"),
+    "cddpm": Entry("diffusion.cddpm:CDDPM", "cDDPM: one-step restoration conditioned on an image code"),
+    "madad": Entry("diffusion.madad:MADAD", "MAD-AD: masked latent diffusion that finds and repairs its own masks"),
+    "patchcore": Entry("patchcore:PatchCore", "PatchCore: nearest neighbours of frozen features"),
+    "brightness": Entry("trivial:Brightness", "trivial reference: a pixel is as abnormal as it is bright"),
+    "area": Entry("trivial:Area", "trivial reference: an image is as abnormal as its foreground is large"),
 }
 
 
@@ -75,7 +75,7 @@ def get(name: str, *, given: bool = False) -> "DetectorClass":
     if name not in METHODS:
         raise UserError(f"unknown method '{name}'{nearest(name, METHODS)}")
     module, _, attribute = METHODS[name].location.partition(":")
-    found: DetectorClass = getattr(import_module(module), attribute)
+    found: DetectorClass = getattr(import_module(f"reshift.methods.{module}"), attribute)
     return found
 
 

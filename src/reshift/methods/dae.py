@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reshift.config import Frozen
-from reshift.core.filters import foreground, median_filter
 from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
+from reshift.methods.ops.filters import foreground, median_filter
 from reshift.nets.dae_unet import DenoisingUNet
 
 

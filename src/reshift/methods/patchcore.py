@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reshift.config import Frozen
-from reshift.core.filters import gaussian_blur
 from reshift.methods.detector import Prediction, Stage, batch_invariant
+from reshift.methods.ops.filters import gaussian_blur
 from reshift.nets.patches import DIMS, Sample, as_rows, feature_net, nearest, patch_features
 
 PASS = 16  # images through the feature network at once while remembering

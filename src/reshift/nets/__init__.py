@@ -1,1 +1,4 @@
-"""Plain ``nn.Module`` networks, one per file; no base class above ``nn.Module``."""
+"""The networks: plain ``nn.Module``s, one a file.
+
+May import core.
+"""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from reshift.core.quantize import lookup, some_rows, straight_through, vectors
-from reshift.core.windows import Up, margin
+from reshift.methods.dmd.windows import Up, margin
 from reshift.nets.nearest import nearest
 from reshift.nets.norm_relu import NormRelu
 from reshift.nets.pointwise import Pointwise

@@ -1,0 +1,62 @@
+"""Commands that only tell: ``info`` and ``methods``. Like ``cli``, it imports what a command needs when it runs."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reshift.system.imports import heavy_imports
+
+BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, e.g. RUN/bundle")]
+AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(info)
+    app.command()(methods)
+
+
+def info(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, e.g. RUN/bundle")], as_json: AsJson = False
+) -> None:
+    """Say what a bundle is: method, training data, thresholds, settings."""
+    with heavy_imports():
+        from reshift.inference.bundle import load_bundle
+
+    found = load_bundle(bundle)
+    known: dict[str, Any] = {
+        "method": found.config.method, "seed": found.config.seed, **found.facts, "model_sha256": found.fingerprint,
+        "parameters": sum(p.numel() for p in found.detector.parameters()),
+    }  # fmt: skip
+    if found.calibration is not None:
+        chosen = found.calibration.reference
+        known |= {"calibrated_on": f"{chosen.images} normals ({found.calibration.default})"}
+        known |= {"image_threshold": chosen.image_threshold, "pixel_threshold": chosen.pixel_threshold}
+        known |= {"acquisition": _acquisition(found.calibration.acquisition), "warnings": found.calibration.warnings()}
+    if as_json:
+        typer.echo(json.dumps({**known, "config": found.config.model_dump(mode="json")}, indent=1))
+        return
+    for key, value in known.items():
+        typer.echo(f"{key:16} {value}")
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List the methods."""
+    from reshift.methods import METHODS
+
+    if as_json:
+        typer.echo(json.dumps({name: entry.summary for name, entry in METHODS.items()}, indent=1))
+        return
+    for name, entry in METHODS.items():
+        typer.echo(f"{name:14} {entry.summary}")
+
+
+def _acquisition(known: Any) -> str:
+    """What a bundle compares new images with its training images by."""
+    if known is None:
+        return "not checked: too few training images"
+    if known.features is None:
+        return "by grey values; before training, pip install 'reshift[features]' adds image features"
+    return f"by grey values and {known.features.network} features"

@@ -1,0 +1,111 @@
+"""Lesions one by one: connected components of a mask, how many were found, and AUPRO, where each lesion weighs the same."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshift.evaluation.metrics.floatbits import ascending, bits
+
+SIZES = (1, 10, 50, 200, 800)  # pixels from which a size class begins; the last has no end
+ONE_IN = 10  # of a lesion's pixels must be called: a stray pixel finds no large lesion, one of nine does a small one
+PRO_DROP = 9  # of 32 bits: a bin of the weighted histogram is a relative 2^-14 wide
+FPR_LIMIT = 0.3  # AUPRO's customary limit: beyond it, most of an image would be called
+
+
+def components(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
+    """Label the 8-connected regions of ``(H, W)`` with 1 … n, 0 elsewhere; return the labels and n.
+
+    By runs: the horizontal runs of all rows are the nodes, runs that touch in neighbouring rows the edges.
+    """
+    labels, width = np.zeros(mask.shape, dtype=np.int32), mask.shape[1]
+    steps = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    row, start = np.nonzero(steps == 1)
+    end = np.nonzero(steps == -1)[1]  # exclusive
+    if not len(row):
+        return labels, 0
+    above, step = row * (width + 2), width + 2  # a run touches those below that end at or after its start …
+    first = np.searchsorted(above + end, above + step + start)
+    last = np.searchsorted(above + start, above + step + end, side="right")  # … and start at or before its (exclusive) end
+    number = last - first
+    upper = np.repeat(np.arange(len(row)), number)
+    lower = np.arange(number.sum()) + np.repeat(first - (number.cumsum() - number), number)
+    found, which = np.unique(_roots(len(row), upper, lower), return_inverse=True)
+    labels[mask] = np.repeat(which + 1, end - start)  # runs come in the order of the pixels
+    return labels, len(found)
+
+
+def _roots(n: int, left: NDArray[np.intp], right: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the smallest node of each node's component: hook roots onto smaller ones, then shorten all paths, until at rest."""
+    parent = np.arange(n)
+    while True:
+        a, b = parent[left], parent[right]
+        apart = a != b
+        if not apart.any():
+            return parent
+        a, b = a[apart], b[apart]
+        np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
+        while (parent[parent] != parent).any():
+            parent = parent[parent]
+
+
+@dataclass
+class LesionTally:
+    """Counts lesions while images stream by; a lesion is found if one in ``ONE_IN`` of its pixels exceeds the threshold."""
+
+    threshold: float | None
+    n: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SIZES), np.int64))
+    detected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SIZES), np.int64))
+    weights: NDArray[np.float64] | None = None  # by raw bin; each lesion's pixels weigh one together
+
+    def add(self, heatmap: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Count the lesions of one image; return each lesion pixel's share of its lesion, in the order of ``heatmap[mask]``."""
+        labels, n = components(mask)
+        if not n:
+            return np.zeros(0)
+        which, values = labels[mask] - 1, heatmap[mask]
+        size = np.bincount(which, minlength=n)
+        of = np.searchsorted(SIZES, size, side="right") - 1
+        self.n += np.bincount(of, minlength=len(SIZES))
+        if self.threshold is not None:
+            hits = np.bincount(which[values > self.threshold], minlength=n)
+            self.detected += np.bincount(of[ONE_IN * hits >= size], minlength=len(SIZES))
+        if self.weights is None:
+            self.weights = np.zeros(1 << (32 - PRO_DROP))  # 64 MiB of addresses; memory is taken where values fall
+        share: NDArray[np.float64] = 1.0 / size[which]
+        np.add.at(self.weights, (bits(values) >> np.uint32(PRO_DROP)).astype(np.intp), share)
+        return share
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the lesions found, in all and by size in pixels; None without lesions or a threshold."""
+        if self.threshold is None or not self.n.sum():
+            return None
+        ends = [start - 1 for start in SIZES[1:]] + [None]
+        rows = zip(SIZES, ends, self.n.tolist(), self.detected.tolist(), strict=True)
+        by_size = [{"from": a, "to": b, "n": n, "detected": hit, "rate": hit / n if n else None} for a, b, n, hit in rows]
+        n, hit = int(self.n.sum()), int(self.detected.sum())
+        return {"n": n, "detected": hit, "rate": hit / n, "by_size": by_size}
+
+    def aupro(self, raw: NDArray[np.integer], normal: NDArray[np.int64]) -> float | None:
+        """Area under the mean share of each lesion called, over the false-positive rate up to 0.3, as a share of 0.3.
+
+        ``normal`` counts the pixels outside lesions by ascending ``raw`` bins of ``PRO_DROP`` dropped bits.
+        """
+        if self.weights is None or not normal.sum():
+            return None
+        at = np.union1d(raw, np.flatnonzero(self.weights))
+        false = np.zeros(len(at))
+        false[np.searchsorted(at, raw)] = normal
+        high_to_low = ascending(at, PRO_DROP)[::-1]
+        fpr, overlap = false[high_to_low].cumsum() / normal.sum(), self.weights[at[high_to_low]].cumsum() / self.n.sum()
+        return float(pro_area(fpr[None], overlap[None])[0])
+
+
+def pro_area(fpr: NDArray[np.float64], overlap: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Trapezoids under curves ``(D, V)`` of the overlap over a rising false-positive rate, up to ``FPR_LIMIT`` and over it."""
+    step, rise = np.diff(fpr, axis=1, prepend=0.0), np.diff(overlap, axis=1, prepend=0.0)
+    inside = np.clip(FPR_LIMIT - (fpr - step), 0.0, step)  # how much of each step lies below the limit
+    part = np.divide(inside, step, out=np.zeros_like(step), where=step > 0.0)
+    area: NDArray[np.float64] = np.einsum("dv,dv->d", inside, overlap - rise * (1.0 - part / 2.0)) / FPR_LIMIT
+    return area

@@ -1,0 +1,295 @@
+"""DICOM out: the mask as a segmentation, the map as a parametric map, overlays as secondary captures (extra ``dicom``).
+
+All three name the images they were made from and belong to their study, so a PACS shows them beside the scan. They carry the
+patient module, as DICOM demands; file names and errors carry nothing of it.
+"""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshift import __version__
+from reshift.data.dicom.geometry import group
+from reshift.data.dicom.header import Header, quiet, read_header
+from reshift.data.dicom.series import DicomVolume
+from reshift.data.image import Image
+from reshift.errors import UserError
+from reshift.inference.overlay import overlay
+from reshift.system.files import atomic_bytes, naming
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+MAKER: dict[str, Any] = {
+    "manufacturer": "Reshift",
+    "manufacturer_model_name": "reshift",
+    "software_versions": __version__,
+    "device_serial_number": "0",
+}
+SERIES = {"mask": (9001, "Reshift anomaly mask"), "map": (9002, "Reshift anomaly map"), "overlay": (9003, "Reshift overlay")}
+NEEDED = ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
+# May be empty in DICOM, but some exporters leave them out altogether.
+EMPTY = (
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex"),
+    *("AccessionNumber", "ReferringPhysicianName", "StudyID", "StudyDate", "StudyTime"),
+)
+
+
+def read_sources(scan: DicomVolume | Image) -> "list[Dataset]":
+    """Headers of the files ``scan`` was read from: one per slice along the native first axis, or the one multi-frame file."""
+    paths = list(dict.fromkeys(path for path, _ in scan.frames)) if isinstance(scan, DicomVolume) else [scan.source]
+    sources = [_completed(path) for path in paths]
+    if len(paths) > 1 and any(source.get("NumberOfFrames", 1) > 1 for source in sources):
+        raise UserError(f"{scan.source}: its frames are spread over several files; DICOM results need one file, or one per slice")
+    if isinstance(scan, DicomVolume):
+        for source in sources:
+            if "ImagePositionPatient" in source and not source.get("SliceThickness"):  # a slice may lack it, a result may not
+                source.SliceThickness = float(f"{np.linalg.norm(scan.native_affine[:3, 0]):.6g}")
+    return sources
+
+
+def write_seg(path: Path, sources: "Sequence[Dataset]", mask: NDArray[np.bool_]) -> None:
+    """Write ``mask`` (one plane per source, or per frame of the one source) as a binary segmentation, segment "Anomaly"."""
+    with _writing(path):
+        import highdicom as hd
+        from pydicom.sr.codedict import codes
+
+        algorithm = hd.AlgorithmIdentificationSequence("Reshift", codes.DCM.ArtificialIntelligence, __version__)
+        segment = hd.seg.SegmentDescription(
+            segment_number=1,
+            segment_label="Anomaly",
+            segmented_property_category=codes.SCT.MorphologicallyAbnormalStructure,
+            segmented_property_type=codes.SCT.Lesion,
+            algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+            algorithm_identification=algorithm,
+        )
+        made = hd.seg.Segmentation(
+            source_images=sources,
+            pixel_array=mask.astype(np.uint8),
+            segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
+            segment_descriptions=[segment],
+            omit_empty_frames=False,  # one frame per slice, whether anything was found on it or not
+            **_identity("mask"),
+            **MAKER,
+        )
+    _save(path, made)
+
+
+def write_parametric_map(path: Path, sources: "Sequence[Dataset]", values: NDArray[np.float32]) -> None:
+    """Write ``values`` (planes as for ``write_seg``) as they are, in float32. NaN, "not looked at", becomes padding."""
+    with _writing(path):
+        import highdicom as hd
+        from pydicom.sr.codedict import codes
+
+        seen = np.isfinite(values)
+        low, high = (float(values[seen].min()), float(values[seen].max())) if seen.any() else (0.0, 0.0)
+        pad = min(-1.0, float(np.floor(low)) - 1.0)  # below everything that was seen
+        mapping = hd.pm.RealWorldValueMapping("ANOMALY", "Anomaly score", codes.UCUM.NoUnits, (low, high), 1.0, 0.0)
+        shown = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
+        made = hd.pm.ParametricMap(
+            source_images=sources,
+            pixel_array=np.where(seen, values, np.float32(pad)).astype(np.float32),
+            real_world_value_mappings=[mapping],
+            voi_lut_transformations=[shown],
+            contains_recognizable_visual_features=False,
+            **_identity("map"),
+            **MAKER,
+        )
+        if not seen.all():
+            made.FloatPixelPaddingValue = pad
+    _save(path, made)
+
+
+def write_secondary_capture(
+    path: Path, source: "Dataset", rgb: NDArray[np.uint8], frame: int = 0, number: int = 1, series_uid: str | None = None
+) -> None:
+    """Write ``rgb`` (H, W, 3) as a picture that any viewer shows; ``series_uid`` keeps several in one series."""
+    with _writing(path):
+        import highdicom as hd
+        from pydicom.uid import ExplicitVRLittleEndian
+
+        header = Header(path, source)
+        spacing = group(header, frame, "PixelMeasuresSequence").numbers("PixelSpacing", 2)
+        identity = {**_identity("overlay"), "instance_number": number}
+        made = hd.sc.SCImage.from_ref_dataset(
+            source,
+            pixel_array=np.ascontiguousarray(rgb),
+            photometric_interpretation="RGB",
+            bits_allocated=8,
+            coordinate_system="PATIENT",
+            patient_orientation=("L", "F"),  # it asks for one, and a plain radiograph may have none: set below
+            pixel_spacing=(spacing[0], spacing[1]) if spacing else None,  # type: ignore[arg-type]
+            transfer_syntax_uid=ExplicitVRLittleEndian,
+            **(identity | ({"series_instance_uid": series_uid} if series_uid else {})),
+            **MAKER,
+        )
+        made.PatientOrientation = _orientation(header, frame)
+        made.BurnedInAnnotation = "NO"
+        made.ImageType = ["DERIVED", "SECONDARY", "OVERLAY"]
+        made.SourceImageSequence = [_reference(source, frame)]
+    _save(path, made)
+
+
+def export_dicom(
+    out: Path,
+    sources: "Sequence[Dataset]",
+    scan: DicomVolume | Image,
+    maps: NDArray[np.float32],
+    threshold: float,
+    scale: float | None = None,
+) -> list[Path]:
+    """Write all three into ``out`` and return the files: ``mask.dcm``, ``map.dcm`` (of placed scans), ``overlay-0001.dcm`` ….
+
+    ``maps`` is canonical ``(S, H, W)`` for a volume, ``(H, W)`` for an image. ``scale`` is the map value of full colour in the
+    overlays, twice the threshold unless given. Overlays are written for slices with anything above the threshold, or for the
+    one with the highest value.
+    """
+    with naming(out):
+        out.mkdir(parents=True, exist_ok=True)
+    volume, placed = isinstance(scan, DicomVolume), all("FrameOfReferenceUID" in source for source in sources)
+    if volume and not placed:
+        raise UserError(
+            f"{scan.source}: has no FrameOfReferenceUID, which DICOM results need; leave them out, or export it again"
+        )
+    native = np.asarray(scan.to_native(maps) if isinstance(scan, DicomVolume) else maps[None], dtype=np.float32)
+    filed = np.full((_frames(sources), *native.shape[1:]), np.nan, dtype=np.float32)  # a frame that was left out is unseen
+    filed[_places(scan, sources)] = native
+    filed = filed if volume else filed[0]
+    write_seg(out / "mask.dcm", sources, _above(filed, threshold))
+    written = [out / "mask.dcm"]
+    if placed:  # a parametric map of a plain radiograph is not something DICOM knows
+        write_parametric_map(out / "map.dcm", sources, filed)
+        written.append(out / "map.dcm")
+    return written + _overlays(out, sources, scan, native, threshold, scale or 2.0 * threshold)
+
+
+def _overlays(
+    out: Path,
+    sources: "Sequence[Dataset]",
+    scan: DicomVolume | Image,
+    native: NDArray[np.float32],
+    threshold: float,
+    scale: float,
+) -> list[Path]:
+    hot = [k for k, plane in enumerate(native) if _above(plane, threshold).any()]
+    if not hot and np.isfinite(native).any():
+        hot = [int(np.unravel_index(np.nanargmax(native), native.shape)[0])]
+    places, series, written = _places(scan, sources), _identity("overlay")["series_instance_uid"], list[Path]()
+    for k in hot:
+        rgb = overlay(_shown(scan, k), native[k], scale)
+        source, frame = (sources[k], 0) if len(sources) > 1 else (sources[0], places[k])
+        written.append(out / f"overlay-{k + 1:04d}.dcm")
+        write_secondary_capture(written[-1], source, rgb, frame, k + 1, series)
+    return written
+
+
+def _above(values: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
+    """NaN was not looked at and is above nothing."""
+    return np.nan_to_num(values, nan=-np.inf) > threshold
+
+
+def _frames(sources: "Sequence[Dataset]") -> int:
+    return len(sources) if len(sources) > 1 else int(sources[0].get("NumberOfFrames", 1) or 1)
+
+
+def _places(scan: DicomVolume | Image, sources: "Sequence[Dataset]") -> list[int]:
+    """For each slice along the native first axis, which plane of the sources it is."""
+    if isinstance(scan, Image):
+        return [0]
+    return [frame for _, frame in scan.frames] if len(sources) == 1 else list(range(len(scan.frames)))
+
+
+def _shown(scan: DicomVolume | Image, k: int) -> NDArray[np.float32]:
+    """Grey values of native slice ``k`` within their window, ``(H, W, C)``."""
+    if isinstance(scan, Image):
+        return scan.pixels if scan.window is None else np.clip(scan.pixels, *scan.window)
+    real = scan.to_native(scan.voxels)[k].astype(np.float64) * scan.slope + scan.intercept
+    return np.asarray(np.clip(real, *scan.window)[:, :, None], dtype=np.float32)
+
+
+def _completed(path: Path) -> "Dataset":
+    """A file's header with what DICOM results need: some of it may be empty, some may not."""
+    header = read_header(path)
+    missing = next((tag for tag in NEEDED if header.value(tag) is None), None)
+    if missing:
+        raise UserError(f"{path}: has no {missing}, so no DICOM result can name it; export it again, or leave out DICOM results")
+    for tag in EMPTY:
+        if tag not in header.tags or _odd(tag, header):
+            setattr(header.tags, tag, None)
+    return header.tags
+
+
+def _odd(tag: str, header: Header) -> bool:
+    """Whether writers would refuse a date, a time or a sex; who the patient is, the other tags say."""
+    text = " ".join(header.words(tag)) if tag.endswith(("Date", "Time", "Sex")) else ""
+    if tag == "PatientSex":
+        return text not in ("", "M", "F", "O")
+    try:
+        if text and tag.endswith("Date"):
+            datetime.strptime(text, "%Y%m%d")
+    except ValueError:
+        return True
+    return tag.endswith("Time") and re.fullmatch(r"(([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?)?", text) is None
+
+
+def _identity(kind: str) -> dict[str, Any]:
+    from pydicom.uid import generate_uid
+
+    number, description = SERIES[kind]
+    uids = {"series_instance_uid": generate_uid(), "sop_instance_uid": generate_uid()}
+    return {**uids, "series_number": number, "series_description": description, "instance_number": 1}
+
+
+def _orientation(header: Header, frame: int) -> list[str]:
+    """The letters of the directions that rows and columns run in; none where nothing says."""
+    cosines = group(header, frame, "PlaneOrientationSequence").numbers("ImageOrientationPatient", 6)
+    if not cosines:
+        return list(header.words("PatientOrientation"))
+    ends = [cosines[:3], cosines[3:]]
+    strongest = [max(range(3), key=lambda axis, end=end: abs(end[axis])) for end in ends]  # type: ignore[misc]
+    return [("LPH" if end[axis] > 0 else "RAF")[axis] for end, axis in zip(ends, strongest, strict=True)]
+
+
+def _reference(source: "Dataset", frame: int) -> "Dataset":
+    from pydicom.dataset import Dataset
+
+    item = Dataset()
+    item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = source.SOPClassUID, source.SOPInstanceUID
+    if int(source.get("NumberOfFrames", 1) or 1) > 1:
+        item.ReferencedFrameNumber = frame + 1
+    return item
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What highdicom misses in the sources becomes one line with the tag's name; it never quotes a value."""
+    from pydicom.config import disable_value_validation
+
+    quiet()
+    try:
+        with disable_value_validation():  # what the source says is passed on as it is
+            yield
+    except UserError:
+        raise
+    except ImportError:
+        raise UserError("DICOM results need the extra 'dicom'; run pip install 'reshift[dicom]'") from None
+    except Exception as err:
+        from pydicom.datadict import tag_for_keyword
+
+        name = getattr(err, "name", None)
+        why = f"its source has no {name}" if name and tag_for_keyword(name) else f"its source is not usable, {type(err).__name__}"
+        raise UserError(f"{path}: could not be made ({why}); leave out DICOM results for it") from None
+
+
+def _save(path: Path, made: "Dataset") -> None:
+    buffer = io.BytesIO()
+    with _writing(path):
+        made.save_as(buffer, enforce_file_format=True)
+    atomic_bytes(path, buffer.getvalue())

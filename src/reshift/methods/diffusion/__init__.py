@@ -1,0 +1,4 @@
+"""The diffusion baselines.
+
+Import core, nets, ops and the protocol.
+"""

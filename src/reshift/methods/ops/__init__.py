@@ -1,0 +1,4 @@
+"""Image operations that several methods share: filters, noise, samplers, augmentation.
+
+Imports core and torch only.
+"""

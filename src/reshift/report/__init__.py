@@ -1,1 +1,0 @@
-"""Pages for people: the evaluation report and the comparison."""

@@ -1,0 +1,73 @@
+"""Trained stages on disk, shared by runs that would train the same: methods on one network, variants that differ at inference.
+
+A stage is found by a hash of everything that decides what it learns. The file says the same in words, and is not believed
+unless it agrees: whoever copies or renames files here gets a line, not another model.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+
+from reshift.errors import UserError
+from reshift.system.files import atomic_bytes
+
+FORMAT = 3  # raised when the same settings come to train something else
+
+
+class Identity(NamedTuple):
+    """All that decides what a stage learns, as plain JSON values, and its hash."""
+
+    facts: dict[str, Any]
+    key: str
+
+
+def identity(module: nn.Module, **facts: Any) -> Identity:
+    """Identify a stage by ``facts`` and by the names and shapes of the weights it leaves."""
+    shapes = {name: list(value.shape) for name, value in module.state_dict().items()}
+    whole = {"format": FORMAT, "torch": torch.__version__.partition("+")[0], **facts, "weights": shapes}
+    text = json.dumps(whole, sort_keys=True)
+    return Identity(json.loads(text), hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+
+
+def load_stage(folder: Path, wanted: Identity, module: nn.Module) -> float | None:
+    """Put the stage's weights into ``module`` and return the seconds its training took; None where there is no such stage."""
+    path = folder / f"{wanted.key}.safetensors"
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+            if (other := _first_difference(about["facts"], wanted.facts)) is not None:
+                raise UserError(f"{path}: a cached stage of another config ({other}); delete it, or set train.cache=off")
+            module.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (not a dict)
+            return float(about["seconds"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as err:
+        raise UserError(f"{path}: damaged cached stage ({str(err).splitlines()[0]}); delete it, or set train.cache=off") from None
+
+
+def save_stage(folder: Path, made: Identity, module: nn.Module, seconds: float) -> None:
+    """Keep a finished stage for others."""
+    weights = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
+    about = json.dumps({"facts": made.facts, "seconds": seconds})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise UserError(
+            f"{folder}: cannot keep trained stages there ({err.strerror}); set train.cache to a folder, or off"
+        ) from None
+    atomic_bytes(folder / f"{made.key}.safetensors", save(weights, metadata={"about": about}))
+
+
+def _first_difference(theirs: Any, ours: Any, name: str = "") -> str | None:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted({*theirs, *ours}):
+            if (found := _first_difference(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)) is not None:
+                return found
+        return None
+    return None if theirs == ours else f"{name} is {theirs!r} there and {ours!r} here"

@@ -1,0 +1,182 @@
+"""Cells as files: whole or not there, known by their key, and believed only if it is theirs."""
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_suites import BRIGHTNESS, DAE, HEAD, SWEEP, cells_in, write_suite
+
+from reshift.bench import cells, work
+from reshift.bench.cells import DiskFullError, Spec, Task, disk_full, read_cells, run_task, slug
+from reshift.bench.events import Event
+from reshift.bench.plan import plan, tasks
+from reshift.bench.suite import load_suite
+from reshift.errors import Stopped, UserError
+from reshift.system.files import atomic_text
+from reshift.training import run as pipeline
+
+
+def planned(folder: Path, *parts: str) -> Task:
+    [task] = tasks(plan(load_suite(write_suite(folder, HEAD, *parts)), None, folder).specs, folder)
+    return task
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Spec, dict[str, Any]]:
+    """A finished cell of the method that needs no training."""
+    folder = tmp_path_factory.mktemp("done")
+    task = planned(folder, BRIGHTNESS)
+    run_task(task, "cpu")
+    [cell] = cells_in(folder).values()
+    return folder, task.cells[0], cell
+
+
+def test_where_and_how_fast_are_the_same_settings_everywhere() -> None:
+    assert cells.FREE == pipeline.FREE
+
+
+def test_a_cell_holds_all_that_tables_need(done: tuple[Path, Spec, dict[str, Any]]) -> None:
+    folder, spec, cell = done
+    assert (folder / "cells" / spec.file).exists()
+    assert spec.file == f"brain-brightness-0-{cell['key'][:8]}.json"
+    assert (cell["status"], cell["error"], cell["row"], cell["group"]) == ("done", None, "brightness", "baseline")
+    metrics = json.loads((folder / "evaluations" / spec.key / "metrics.json").read_text())
+    assert cell["metrics"] == metrics
+    assert not (folder / "evaluations" / spec.key / "arrays").exists()
+    assert cell["images_per_second"] > 0
+    assert str(folder) not in json.dumps(cell)  # it may be published
+
+
+def test_values_for_paired_tests(done: tuple[Path, Spec, dict[str, Any]]) -> None:
+    folder, spec, cell = done
+    paired, rows = cell["paired"], (folder / "evaluations" / spec.key / "cases.jsonl").read_text().splitlines()
+    cases = [json.loads(row) for row in rows]
+    assert paired["inputs"] == [case["input"] for case in cases]
+    assert paired["labels"] == [case["label"] for case in cases]
+    assert paired["scores"] == pytest.approx([case["score"] for case in cases], rel=1e-5)
+    assert [value is None for value in paired["dice"]] == [label == 0 for label in paired["labels"]]
+    lesions = [value for value in paired["dice"] if value is not None]
+    assert sum(lesions) / len(lesions) == pytest.approx(cell["metrics"]["pixel"]["dice_per_image"], rel=1e-5)
+    assert all(value is None or 0 < value <= 1 for value in paired["pixel_ap"])
+
+
+def test_pixel_ap_of_one_image_leaves_ignored_pixels_out() -> None:
+    import numpy as np
+    from sklearn.metrics import average_precision_score
+
+    from reshift.evaluation.evaluate import Evaluated
+
+    rng = np.random.default_rng(0)
+    heat, mask, ignore = rng.random((8, 8), dtype=np.float32), rng.random((8, 8)) > 0.7, np.zeros((8, 8), bool)
+    ignore[:2] = True
+    mask &= ~ignore
+    paired = work.Paired.__new__(work.Paired)
+    paired.threshold = 0.5
+    item = Evaluated(None, None, mask, 0.0, heat, None, None, ignore)  # type: ignore[arg-type]
+    dice, ap = paired._pixels(item)
+    assert ap == pytest.approx(average_precision_score(mask[2:].ravel(), heat[2:].ravel()), rel=1e-5)
+    called = heat[2:] > 0.5
+    assert dice == pytest.approx(2 * (called & mask[2:]).sum() / (called.sum() + mask[2:].sum()), rel=1e-5)
+
+
+def test_damaged_files_are_a_line_each(done: tuple[Path, Spec, dict[str, Any]], tmp_path: Path) -> None:
+    _, spec, cell = done
+    texts = {
+        "whole": json.dumps(cell), "half": json.dumps(cell)[:200], "empty": "", "list": "[]", "null": "null",
+        "unfinished": json.dumps({**cell, "status": "running"}), "bare": json.dumps({"key": cell["key"], "status": "done"}),
+        "other": json.dumps({**cell, "seed": 7}), "no-metrics": json.dumps({**cell, "metrics": None}),
+    }  # fmt: skip
+    (tmp_path / "cells").mkdir()
+    for name, text in texts.items():
+        (tmp_path / "cells" / f"{name}.json").write_text(text)
+    (tmp_path / "cells" / "binary.json").write_bytes(b"\xff\xfe")
+    found, warnings = read_cells(tmp_path)
+    assert {path.stem: cell["key"] for path, cell in found.items()} == {"whole": spec.key}
+    assert len(warnings) == len(texts)
+    assert any("other.json: its key is not that of its contents" in line for line in warnings)
+
+
+def test_a_failing_cell_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, events, real = planned(tmp_path, DAE, SWEEP), list[Event](), work.evaluated
+
+    def evaluated(task: Task, spec: Spec, device: str) -> dict[str, Any]:
+        if not spec.predict:
+            raise RuntimeError("two\nlines")
+        return real(task, spec, device)
+
+    monkeypatch.setattr(work, "evaluated", evaluated)
+    run_task(task, "cpu", events.append)
+    assert [(event.kind, event.cell) for event in events] == [
+        ("started", "brain-dae-0"), ("failed", "brain-dae-0"),
+        ("started", "brain-dae-map-squared-0"), ("done", "brain-dae-map-squared-0"),
+    ]  # fmt: skip
+    first, second = sorted(cells_in(tmp_path).values(), key=lambda cell: str(cell["status"]))
+    assert (first["status"], second["status"], second["error"]) == ("done", "failed", "RuntimeError: two lines")
+    assert first["predict"] == {"model": {"map": "squared"}}
+    assert read_cells(tmp_path)[1] == []
+
+
+def test_a_model_that_cannot_be_trained_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def trained(*_: object) -> None:
+        tries.append(1)
+        raise UserError("diverged")
+
+    monkeypatch.setattr(work, "trained", trained)
+    run_task(planned(tmp_path, DAE, SWEEP), "cpu")
+    assert [cell["error"] for cell in cells_in(tmp_path).values()] == ["diverged"] * 2
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize("error", [Stopped("stopped"), KeyboardInterrupt()])
+def test_stopping_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def trained(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(work, "trained", trained)
+    with pytest.raises(type(error)):
+        run_task(planned(tmp_path, BRIGHTNESS), "cpu")
+    assert cells_in(tmp_path) == {}
+
+
+def test_a_full_disk_is_no_failure_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(work, "trained", full)
+    with pytest.raises(DiskFullError, match="make room"):
+        run_task(planned(tmp_path, BRIGHTNESS), "cpu")
+    monkeypatch.setattr("reshift.system.files.os.fsync", full)
+    with pytest.raises(UserError) as caught:
+        atomic_text(tmp_path / "x", "x")
+    assert disk_full(caught.value)
+    assert not disk_full(UserError("x"))
+
+
+def test_settings_that_change_the_training_are_refused_at_inference(tmp_path: Path) -> None:
+    task = planned(tmp_path, DAE)
+    work.trained(task, "cpu")
+    for change in ({"noise_std": 0.1}, {"widths": [4, 4]}):
+        spec = replace(task.cells[0], predict={"model": change})
+        with pytest.raises(UserError, match="'predict' settings change what is trained; give them under 'set'"):
+            work.evaluated(task, spec, "cpu")
+
+
+def test_predicting_with_the_trained_settings_changes_nothing(tmp_path: Path) -> None:
+    """The thresholds of other inference settings are made as training makes its own."""
+    from reshift.inference.bundle import load_bundle
+
+    task = planned(tmp_path, DAE)
+    work.trained(task, "cpu")
+    bundle = load_bundle(task.folder / "bundle")
+    again = work.predicting(bundle, replace(task.cells[0], predict={"model": {"map": "absolute"}}), "cpu")
+    assert again.calibration == bundle.calibration
+
+
+def test_slugs() -> None:
+    assert slug("Dif-fuse† (t*=100)") == "dif-fuse-t-100"
+    assert slug("†") == "row"

@@ -1,0 +1,141 @@
+"""Suites: what they stand for, and what is said about a mistake in one."""
+
+from pathlib import Path
+
+import pytest
+from bench_suites import BRIGHTNESS, DAE, HEAD, SUITES, SWEEP, write_suite
+
+from reshift.bench.plan import plan, tasks
+from reshift.bench.suite import load_suite
+from reshift.bench.version import code_of, code_version
+from reshift.errors import UserError
+
+
+@pytest.mark.parametrize("path", sorted(SUITES.glob("*.toml")), ids=lambda p: p.stem)
+def test_every_suite_of_ours_is_right(path: Path) -> None:
+    assert load_suite(path).entries
+
+
+def test_rows_by_datasets_by_seeds(tmp_path: Path) -> None:
+    other = '[datasets.other]\nphantom = { seed = 1 }\ntrained_on = "brain"\n'
+    rows = '[[rows]]\nmethod = "diffuse"\n[[rows]]\nmethod = "dmd"\nseeds = [7]\ndatasets = ["other"]\nlabel = "Ours, all"\n'
+    suite = load_suite(write_suite(tmp_path, "seeds = [0, 1]", HEAD, other, rows))
+    assert [entry.name for entry in suite.entries] == [
+        "brain-diffuse-0", "brain-diffuse-1", "other-diffuse-0", "other-diffuse-1", "other-ours-all-7",
+    ]  # fmt: skip
+    assert [entry.group for entry in suite.entries[3:]] == ["baseline", "ours"]
+    assert {entry.trained_on for entry in suite.entries} == {"brain"}
+    assert suite.entries[0].row == "diffuse†"
+
+
+def test_a_sweep_is_a_row_per_value(tmp_path: Path) -> None:
+    trained = '[[sweeps]]\nmethod = "dae"\nsetting = "model.noise_std"\nvalues = [0.1, 0.2]\n'
+    suite = load_suite(write_suite(tmp_path, HEAD, SWEEP, trained))
+    assert [entry.row for entry in suite.entries] == [
+        "DAE map=absolute", "DAE map=squared", "dae noise_std=0.1", "dae noise_std=0.2",
+    ]  # fmt: skip
+    assert suite.entries[1].setting == {"name": "model.map", "value": "squared"}
+    assert (suite.entries[1].predict, suite.entries[1].layers[-1]) == ({"model": {"map": "squared"}}, {})
+    assert (suite.entries[3].predict, suite.entries[3].layers[-1]) == ({}, {"model": {"noise_std": 0.2}})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (HEAD + '[[rows]]\nmethod = "dea"\n', "row 1: unknown method 'dea'; did you mean 'dae'?"),
+        (HEAD + BRIGHTNESS + '[[rows]]\nmetod = "dae"\nmethod = "dae"\n', "'row 2.metod'; did you mean 'row 2.method'?"),
+        (HEAD + '[[rows]]\nmethod = "dae"\ndatasets = ["brian"]\n', "row 1: unknown data set 'brian'; did you mean 'brain'?"),
+        ("sed = [1]\n" + HEAD + BRIGHTNESS, "unknown setting 'sed'; did you mean 'seeds'?"),
+        (HEAD + '[datasets.x]\nmanifest = "m.csv"\ntrained_on = "brian"\n' + BRIGHTNESS, "did you mean 'brain'?"),
+        (HEAD + "[datasets.x]\n" + BRIGHTNESS, "data set 'x' needs a manifest or a phantom"),
+        (HEAD + '[datasets.x]\nmanifst = "a"\n' + BRIGHTNESS, "'datasets.x.manifst'; did you mean 'datasets.x.manifest'?"),
+        (HEAD + BRIGHTNESS + BRIGHTNESS, "2 rows are called 'brightness'"),
+        (HEAD, "has no rows"),
+        (HEAD + '[[rows]]\nmethod = "dae"\nseeds = [1, 1]\n', "row 1: seeds [1, 1]"),
+        (
+            HEAD + '[[rows]]\nmethod = "dae"\npredict = { train = { lr = 1.0 } }\n',
+            "predict may have the tables model and",
+        ),
+        (HEAD + '[[sweeps]]\nmethod = "dae"\nsetting = "map"\nvalues = [1]\n', "e.g. model.map"),
+        (HEAD + "[[rows]]\nmethod = \n", "not valid TOML"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_nearest_name(tmp_path: Path, text: str, words: str) -> None:
+    path = write_suite(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        load_suite(path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_setting_of_a_method(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path, HEAD, '[[rows]]\nmethod = "dae"\nset = { model = { noise = 1 } }\n'))
+    with pytest.raises(UserError, match=r"row 'dae': unknown setting 'model.noise'; did you mean 'model.noise_std'"):
+        plan(suite, None, tmp_path / "out")
+
+
+def test_anothers_code_is_not_run_because_a_suite_names_it(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path, HEAD, '[[rows]]\nmethod = "antigravity:Flight"\n'))
+    with pytest.raises(UserError, match="RESHIFT_METHODS"):
+        plan(suite, None, tmp_path / "out")
+
+
+def test_updates_become_epochs_by_the_number_of_images(tmp_path: Path) -> None:
+    specs = plan(load_suite(write_suite(tmp_path, HEAD, DAE)), None, tmp_path / "out").specs
+    assert specs[0].config["model"]["epochs"] == 3  # 12 images to learn from (16 less 4 held out) in batches of 8: two updates
+
+
+def test_cells_that_differ_at_inference_share_a_model(tmp_path: Path) -> None:
+    found = plan(load_suite(write_suite(tmp_path, HEAD, DAE, SWEEP)), None, tmp_path / "out").specs
+    plain, absolute, squared = found
+    assert plain.key == absolute.key != squared.key  # the default value is what the plain row does
+    assert absolute.predict == {}
+    assert squared.predict == {"model": {"map": "squared"}}
+    [task] = tasks(found, tmp_path)
+    assert [spec.name for spec in task.cells] == [plain.name, squared.name]
+
+
+def test_a_key_knows_what_decides_and_nothing_else(tmp_path: Path) -> None:
+    def key(*parts: str, out: str = "out") -> str:
+        return plan(load_suite(write_suite(tmp_path, *parts)), None, tmp_path / out).specs[0].key
+
+    plain = key(HEAD, DAE)
+    assert key(HEAD.replace("tiny", "other"), DAE, "label = 'A'", out="elsewhere") == plain
+    assert key(HEAD.replace("checkpoint_seconds = 0.0", 'device = "cpu"'), DAE) == plain
+    different = [
+        key("seeds = [1]", HEAD, DAE),
+        key(HEAD.replace("test_normal = 4", "test_normal = 6"), DAE),
+        key(HEAD, DAE, "profile = 'paper'"),
+        key("normative = true", HEAD, DAE),
+        key(HEAD, DAE, "predict = { calibrate = { pixel_quantile = 0.9 } }"),
+    ]
+    assert len({plain, *different}) == 6
+
+
+def test_the_code_that_counts() -> None:
+    one = 'def f() -> int:\n    """Say."""\n    return 1  # x\n'
+    other = '"""Title."""\n# why\n\ndef f() -> int:\n    """Say otherwise,\n    at length."""\n\n    return 1  # x\n'
+    assert code_of(one) == code_of(other) != code_of(one.replace("return 1", "return 2"))
+    assert code_version("dae") != code_version("dmd")
+    assert code_version("thor-simplex") == code_version("thor-gaussian")  # one file
+
+
+def test_missing_data_blocks_its_own_cells(tmp_path: Path) -> None:
+    sets = '[datasets.gone]\nmanifest = "gone/manifest.csv"\n[datasets.by_gone]\nphantom = {}\ntrained_on = "gone"\n'
+    suite = load_suite(write_suite(tmp_path, HEAD, sets, BRIGHTNESS))
+    found = plan(suite, tmp_path, tmp_path / "out")
+    assert [spec.name for spec in found.specs] == ["brain-brightness-0"]
+    assert [blocked.entry.dataset for blocked in found.blocked] == ["gone", "by_gone"]
+    assert str(tmp_path / "gone" / "manifest.csv") in found.blocked[1].why
+    assert "--data" in plan(suite, None, tmp_path / "out").blocked[0].why
+
+
+def test_a_set_that_only_lends_its_models_has_no_cells(tmp_path: Path) -> None:
+    from reshift.data.phantom import write_phantom
+
+    write_phantom(tmp_path / "normals", train=16, test_normal=0, test_abnormal=0, size=32)
+    sets = '[datasets.normals]\nmanifest = "normals/manifest.csv"\n[datasets.by_normals]\nphantom = {}\ntrained_on = "normals"\n'
+    found = plan(load_suite(write_suite(tmp_path, HEAD, sets, BRIGHTNESS)), tmp_path, tmp_path / "out")
+    assert [spec.dataset for spec in found.specs] == ["brain", "by_normals"]
+    assert found.blocked == []

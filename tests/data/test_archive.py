@@ -1,0 +1,192 @@
+"""Zipped folders: what is inside arrives whole, and nothing an archive holds can reach beyond its own temporary folder."""
+
+import contextlib
+import shutil
+import stat
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import BRIGHTNESS, Cli, noise, save_many
+from PIL import Image
+
+from reshift.data import archive
+from reshift.data.archive import opened
+from reshift.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where archives are unpacked to in these tests; whatever happens, nothing may be left there."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def pack(path: Path, entries: dict[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", how) as file:
+        for name, content in entries.items():
+            file.writestr(name, content)
+    return path
+
+
+def refused(path: Path, scratch: Path, expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as refusal, opened(path):
+        pass
+    assert str(refusal.value).startswith(str(path))
+    assert "\n" not in str(refusal.value)
+    assert list(scratch.iterdir()) == []
+    assert not (scratch.parent / "evil.png").exists()
+
+
+def test_a_zipped_folder(tmp_path: Path, scratch: Path) -> None:
+    save_many(tmp_path / "scans" / "inner", 3)
+    path = tmp_path / "scans.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for image in sorted((tmp_path / "scans").rglob("*")):
+            file.write(image, image.relative_to(tmp_path))
+        file.writestr("__MACOSX/._000.png", b"x")
+        file.writestr("scans/.DS_Store", b"x")
+    with opened(path) as folder:
+        assert folder.name == "scans"
+        assert [p.name for p in sorted(folder.rglob("*"))] == ["inner", "000.png", "001.png", "002.png"]
+        assert np.array_equal(np.asarray(Image.open(folder / "inner" / "001.png")), noise(1))
+    assert list(scratch.iterdir()) == []
+
+
+def test_files_at_the_top_and_backslashes(tmp_path: Path) -> None:
+    with opened(pack(tmp_path / "a.zip", {"manifest.csv": b"image\n", "images\\1.png": b"x"})) as folder:
+        assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.*")) == ["images/1.png", "manifest.csv"]
+
+
+def test_everything_else_is_passed_on(tmp_path: Path) -> None:
+    scan = tmp_path / "scan.nii.gz"
+    scan.touch()
+    for path in (tmp_path, tmp_path / "nothing.zip", tmp_path / "manifest.csv", scan):
+        with opened(path) as found:
+            assert found == path
+
+
+def test_what_was_unpacked_goes_when_the_work_fails(tmp_path: Path, scratch: Path) -> None:
+    path = pack(tmp_path / "a.zip", {"a.png": b"x"})
+
+    def work() -> None:
+        with opened(path):
+            assert len(list(scratch.iterdir())) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil.png", "a/../../evil.png", "/evil.png", "..\\evil.png", "C:/evil.png", "c:evil.png", "\\\\host\\evil.png"]
+)
+def test_names_that_lead_out(tmp_path: Path, scratch: Path, name: str) -> None:
+    refused(pack(tmp_path / "a.zip", {"ok.png": b"x", name: b"x"}), scratch, "leads out of the folder")
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(stat.S_IFLNK, "link"), (stat.S_IFIFO, "no plain file")])
+def test_links_and_devices(tmp_path: Path, scratch: Path, kind: int, expected: str) -> None:
+    entry = zipfile.ZipInfo("evil")
+    entry.external_attr = (kind | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr(entry, "/etc/passwd")
+    refused(tmp_path / "a.zip", scratch, expected)
+
+
+def test_encrypted(tmp_path: Path, scratch: Path) -> None:
+    path = pack(tmp_path / "a.zip", {"a.png": b"x"})
+    content = bytearray(path.read_bytes())
+    content[6] |= 1  # the flag in the entry, and in the table of contents
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    refused(path, scratch, "encrypted")
+
+
+@pytest.mark.parametrize("name", ["b.zip", "b.tar.gz", "B.7Z"])
+def test_archives_within(tmp_path: Path, scratch: Path, name: str) -> None:
+    refused(pack(tmp_path / "a.zip", {"a.png": b"x", f"in/{name}": b"x"}), scratch, "another archive")
+
+
+def test_other_archives(tmp_path: Path, scratch: Path) -> None:
+    path = tmp_path / "scans.tar.gz"
+    path.touch()
+    refused(path, scratch, "only .zip")
+
+
+def test_too_much(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pack(tmp_path / "a.zip", {f"{i}.raw": bytes(200_000) for i in range(4)})
+    with opened(path) as folder:  # a thousand times its size, but small
+        assert (folder / "3.raw").stat().st_size == 200_000
+    monkeypatch.setattr(archive, "FREE_BYTES", 500_000)
+    refused(path, scratch, "times its size, over the limit of 100")
+    monkeypatch.setattr(archive, "MAX_BYTES", 500_000)
+    refused(path, scratch, r"unpacks to .* GiB, over the limit")
+    monkeypatch.setattr(archive, "MAX_FILES", 3)
+    refused(path, scratch, "holds 4 files, over the limit of 3")
+
+
+def test_a_full_disk(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    refused(pack(tmp_path / "a.zip", {"a.png": bytes(1000)}), scratch, "GiB left; set TMPDIR")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_repeated_names_and_nothing_at_all(tmp_path: Path, scratch: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr("a.png", b"1")
+        file.writestr("a.png", b"2")
+    refused(tmp_path / "a.zip", scratch, "'a.png' twice")
+    refused(pack(tmp_path / "b.zip", {}), scratch, "holds no files")
+    nameless = pack(tmp_path / "e.zip", {"a": b"1"})
+    nameless.write_bytes(nameless.read_bytes().replace(b"a", b"\0"))
+    refused(nameless, scratch, "damaged|holds no files|cannot be unpacked")
+    refused(pack(tmp_path / "c.zip", {"a": b"1", "a/b": b"2"}), scratch, "cannot be unpacked")
+    refused(pack(tmp_path / "d.zip", {f"{'n' * 300}.png": b"1"}), scratch, "cannot be unpacked")
+
+
+def test_damage(tmp_path: Path, scratch: Path) -> None:
+    path = pack(tmp_path / "a.zip", {"a.png": np.random.default_rng(0).bytes(5000)})
+    whole = path.read_bytes()
+    for content in (b"", b"no archive", whole[: len(whole) // 2], whole[:-4], whole[:200] + bytes(50) + whole[250:]):
+        path.write_bytes(content)
+        refused(path, scratch, "not a zip file we can read, or damaged")
+
+
+def test_random_damage_is_refused_or_no_matter(tmp_path: Path, scratch: Path) -> None:
+    path = pack(tmp_path / "a.zip", {"a.png": b"hello" * 99, "b/c.png": b"x" * 50})
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        for at in rng.integers(0, len(whole), 3):
+            content[at] = rng.integers(256)
+        path.write_bytes(content)
+        with contextlib.suppress(UserError), opened(path) as folder:
+            assert folder == scratch or scratch in folder.parents
+        assert list(scratch.iterdir()) == []
+
+
+def test_commands_take_a_zipped_folder_and_leave_nothing_behind(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked = tmp_path / "temporary"
+    unpacked.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(unpacked))
+    images = save_many(tmp_path / "healthy")
+    data = Path(shutil.make_archive(str(tmp_path / "healthy"), "zip", tmp_path, images.name))
+    out = tmp_path / "scores"
+    assert run_cli("train", "--data", data, "--out", tmp_path / "run", *BRIGHTNESS).code == 0
+    assert run_cli("info", tmp_path / "run" / "bundle", "--json").out.count('"dataset": "healthy"') == 1
+    assert run_cli("score", tmp_path / "run" / "bundle", data, "--out", out).code == 0
+    first = (out / "scores.jsonl").read_text()
+    assert first.count("\n") == 12
+    assert run_cli("score", tmp_path / "run" / "bundle", data, "--out", out).code == 0
+    assert (out / "scores.jsonl").read_text() == first  # the same names again: nothing is scored twice
+    assert (out / "maps" / "healthy" / "000.png.npy").exists()
+    assert list(unpacked.iterdir()) == []

@@ -1,0 +1,186 @@
+"""Manifests: every mistake is one line that says where, and no subject is ever on both sides of a split."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import COLUMNS, noise, save, save_many, write_manifest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reshift.data.manifest import Case, fingerprint, hold_out, load_cases
+from reshift.errors import UserError
+
+SLICES = "image,subject,position"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """``images/000.png`` … ``images/005.png``."""
+    save_many(tmp_path / "images", 6)
+    return tmp_path
+
+
+def shuffled(seed: int, n: int) -> list[int]:
+    order: list[int] = np.random.default_rng(seed).permutation(n).tolist()
+    return order
+
+
+def test_a_full_row(folder: Path) -> None:
+    save(noise() > 99, folder / "masks" / "a.png")
+    path = write_manifest(folder, "images/000.png,masks/a.png,anna,1,test,tumour", "images/001.png,,ben,0,train,")
+    for given_as in (path, folder):
+        first, second = load_cases(given_as)
+        mask = folder / "masks" / "a.png"
+        assert first == Case("images/000.png", folder / "images" / "000.png", mask, "anna", 1, "test", "tumour")
+        assert (second.mask, second.subject, second.label, second.split, second.note) == (None, "ben", 0, "train", "")
+
+
+def test_only_the_image_is_needed(folder: Path) -> None:
+    [case] = load_cases(write_manifest(folder, "images/000.png", header="image"))
+    assert (case.subject, case.label, case.split) == ("images/000.png", 0, "train")
+
+
+def test_positions_are_numbers_or_nothing(folder: Path) -> None:
+    rows = ("images/000.png,a,3", "images/001.png,a,-1.5", "images/002.png,b,3", "images/003.png,b,")
+    cases = load_cases(write_manifest(folder, *rows, header=SLICES))
+    assert [case.position for case in cases] == [3.0, -1.5, 3.0, None]
+    moved = [cases[0]._replace(position=4.0), *cases[1:]]
+    without = [case._replace(position=None) for case in cases]
+    assert len({fingerprint(cases), fingerprint(moved), fingerprint(without)}) == 3
+
+
+def test_byte_order_mark_and_crlf(folder: Path) -> None:
+    path = folder / "manifest.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{COLUMNS}\r\nimages/000.png,,a,0,train,\r\n\r\n".encode())
+    assert [case.subject for case in load_cases(path)] == ["a"]
+
+
+ROW = "images/000.png,,a,0,train,"
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "expected"),
+    [
+        ([ROW], "image,mask,subject,lable,split,note", r"unknown column 'lable'; did you mean 'label'\?"),
+        ([ROW], "image,mask,subject,label,split,split", "column 'split' 2 times"),
+        ([ROW], "mask,subject,label,split,note", "no 'image' column"),
+        (["images/000.png;;a;0;train;"], COLUMNS.replace(",", ";"), "unknown column .*known: ignore, image, label"),
+        ([], COLUMNS, "lists no images"),
+        ([ROW, "images/001.png,,a"], COLUMNS, "line 3: wrong number of fields"),
+        ([ROW, "images/001.png,,b,0,train,one,two"], COLUMNS, "line 3: wrong number of fields"),
+        ([ROW, "", "", ",,b,0,train,"], COLUMNS, "line 5: the image field is empty"),
+        ([ROW, "images/001.png,,b,2,train,"], COLUMNS, "line 3: label '2'"),
+        ([ROW, "images/001.png,,b,tumour,train,"], COLUMNS, "line 3: label 'tumour' is neither 0"),
+        ([ROW, "images/001.png,,b,0,trian,"], COLUMNS, "line 3: split 'trian' is not one of train, val, test"),
+        ([ROW, "images/001.png,,b,1,train,"], COLUMNS, "images/001.png is abnormal but in the train split"),
+        ([ROW, "images/001.png,,b,1,val,"], COLUMNS, "images/001.png is abnormal but in the val split"),
+        ([ROW, "images/001.png,,a,0,test,"], COLUMNS, "subject 'a' is in two splits.*leaks"),
+        (["images/001.png,,a,1,test,", ROW], COLUMNS, "subject 'a' is in two splits.*leaks"),
+        ([ROW, "images/../images/000.png,,b,0,test,"], COLUMNS, "lists .*images/000.png 2 times"),
+        ([ROW, "images/x.png,,b,0,train,", "images/y.png,,c,0,train,"], COLUMNS, r"images/x.png does not exist \(and 1 more\)"),
+        (["images/000.png,masks/x.png,a,1,test,"], COLUMNS, "masks/x.png does not exist"),
+        (["images/000.png,4", "images/001.png,top"], "image,position", "line 3: position 'top' is not a number"),
+        (["images/000.png,nan"], "image,position", "line 2: position 'nan' is not a number"),
+        (["images/000.png,a,2", "images/001.png,a,2.0"], SLICES, "000.png and images/001.png of subject 'a' are both at .* 2;"),
+    ],
+)
+def test_mistakes(folder: Path, rows: list[str], header: str, expected: str) -> None:
+    path = write_manifest(folder, *rows, header=header)
+    with pytest.raises(UserError, match=expected) as refusal:
+        load_cases(path)
+    assert str(refusal.value).startswith(str(path))
+
+
+def test_files_that_are_no_manifest(folder: Path) -> None:
+    path = folder / "manifest.csv"
+    path.write_bytes(f"{COLUMNS}\n".encode("utf-16"))
+    with pytest.raises(UserError, match=r"manifest.csv: not a CSV file .*UTF-8"):
+        load_cases(path)
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="no 'image' column"):
+        load_cases(path)
+    with pytest.raises(UserError, match="no such folder or manifest"):
+        load_cases(folder / "nothing.csv")
+
+
+def test_a_plain_folder_is_all_normal(folder: Path) -> None:
+    cases = load_cases(folder)
+    assert [case.name for case in cases] == [f"images/{i:03d}.png" for i in range(6)]
+    assert {(case.label, case.split, case.mask) for case in cases} == {(0, "train", None)}
+    assert len({case.subject for case in cases}) == 6
+
+
+def test_subjects_from_file_names(tmp_path: Path) -> None:
+    for name in ("p01_s1.png", "p01_s2.png", "sub/p02_s1.png"):
+        save(noise(), tmp_path / name)
+    assert [case.subject for case in load_cases(tmp_path, r"(p\d+)_")] == ["p01", "p01", "p02"]
+    for pattern, expected in (
+        ("(q)", "does not match data.subject"),
+        ("p01|p02", "no .group."),
+        ("(", "not a regular"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            load_cases(tmp_path, pattern)
+
+
+def test_medianomaly(folder: Path) -> None:
+    table = {"train": {"0": ["000.png", "001.png"]}, "test": {"0": ["002.png"], "1": ["003.png"]}}
+    path = folder / "data.json"
+    path.write_text(json.dumps(table))
+    for given_as in (path, folder):
+        rows = [(case.name, case.label, case.split) for case in load_cases(given_as)]
+        assert rows[1:] == [("images/001.png", 0, "train"), ("images/002.png", 0, "test"), ("images/003.png", 1, "test")]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"train": {"0": []}}', '{"train": {"0": [1]}, "test": {"0": [], "1": []}}',
+             '{"train": {"0": "a.png"}, "test": {"0": [], "1": []}}']
+)  # fmt: skip
+def test_damaged_medianomaly(tmp_path: Path, text: str) -> None:
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(UserError, match=r"data.json: not a MedIAnomaly"):
+        load_cases(tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30), share=st.floats(0, 0.99), seed=st.integers(0, 99))
+def test_holding_out_keeps_subjects_whole(sizes: list[int], share: float, seed: int) -> None:
+    names = [f"s{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    cases = [Case(f"{i}.png", Path(f"{i}.png"), None, name, 0, "train", "") for i, name in enumerate(names)]
+    kept, held = hold_out(cases, share, partial(shuffled, seed))
+    assert sorted(kept + held) == sorted(cases)
+    assert not {case.subject for case in kept} & {case.subject for case in held}
+    assert kept
+    wanted = round(share * len(cases))
+    assert len(held) < wanted + max(sizes)  # never more than the last subject too many
+    assert len(held) >= wanted or len({case.subject for case in kept}) == 1
+    assert (kept, held) == hold_out(cases, share, partial(shuffled, seed))
+
+
+def test_another_seed_holds_out_others() -> None:
+    cases = [Case(f"{i}.png", Path(f"{i}.png"), None, f"s{i}", 0, "train", "") for i in range(50)]
+    held = [{case.name for case in hold_out(cases, 0.2, partial(shuffled, seed))[1]} for seed in (0, 1)]
+    assert [len(names) for names in held] == [10, 10]
+    assert held[0] != held[1]
+
+
+def test_the_fingerprint_sees_every_byte_and_every_name(folder: Path) -> None:
+    before = fingerprint(load_cases(folder))
+    assert fingerprint(load_cases(folder)[::-1]) == before
+    path = folder / "images" / "003.png"
+    path.rename(folder / "images" / "999.png")
+    renamed = fingerprint(load_cases(folder))
+    (folder / "images" / "999.png").rename(path)
+    assert fingerprint(load_cases(folder)) == before
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    assert len({before, renamed, fingerprint(load_cases(folder))}) == 3
+
+
+def test_the_fingerprint_takes_names_that_are_not_utf8(folder: Path) -> None:
+    (folder / "images" / "000.png").rename(folder / "images" / "scan\udce9.png")
+    assert len(fingerprint(load_cases(folder))) == 32

@@ -1,0 +1,91 @@
+"""Small suites for the tests of ``reshift bench``."""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SUITES = Path(__file__).parents[2] / "suites"
+SMALLER = (
+    ("size = 64", "size = 32"),
+    (r"epochs = \d+", "epochs = 4"),
+    ("images = 48", "images = 16"),
+    (r"test_(\w+) = 16", r"test_\1 = 6"),
+    (r"seeds = \[0, 1\]", "seeds = [0]"),
+)
+HEAD = """
+name = "tiny"
+profile = "quick"
+[set]
+data = { size = 32 }
+calibrate = { features = "off" }
+train = { batch = 8, checkpoint_seconds = 0.0 }
+[datasets.brain]
+phantom = { images = 16, test_normal = 4, test_abnormal = 4, size = 32, slices = 2 }
+"""
+BRIGHTNESS = '[[rows]]\nmethod = "brightness"\n'
+DAE = '[[rows]]\nmethod = "dae"\nupdates = { epochs = 6 }\nset = { model = { widths = [4, 8] } }\n'
+SWEEP = """
+[[sweeps]]
+method = "dae"
+label = "DAE"
+setting = "model.map"
+values = ["absolute", "squared"]
+inference = true
+updates = { epochs = 6 }
+set = { model = { widths = [4, 8] } }
+"""
+LONG, LONG_SWEEP = (text.replace("epochs = 6", "epochs = 100") for text in (DAE, SWEEP))  # long enough to be interrupted
+IMPOSSIBLE = '[[rows]]\nlabel = "Impossible"\nmethod = "dae"\nset = { model = { widths = [4, 8, 8, 8, 8, 8, 8] } }\n'
+
+
+def smaller_smoke(folder: Path) -> Path:
+    """``suites/smoke.toml`` in seconds instead of minutes."""
+    text = (SUITES / "smoke.toml").read_text()
+    for pattern, smaller in SMALLER:
+        text, times = re.subn(pattern, smaller, text)
+        assert times, f"smoke.toml has no {pattern}"
+    return write_suite(folder, text)
+
+
+def write_suite(folder: Path, *parts: str) -> Path:
+    path = folder / "suite.toml"
+    path.write_text("\n".join(parts))
+    return path
+
+
+def cells_in(out: Path) -> dict[str, dict[str, Any]]:
+    """Every cell by file name."""
+    return {path.name: json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))}
+
+
+def results_in(out: Path) -> dict[str, Any]:
+    """What two equal runs agree on, to the bit."""
+    found = cells_in(out)
+    for cell in found.values():
+        if cell["metrics"]:
+            cell["metrics"].pop("seconds")
+    return {name: [cell[part] for part in ("key", "status", "metrics", "paired", "steps")] for name, cell in found.items()}
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """When each file was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def until(true: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait for something to become true while the process is at work."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that ``pid`` has started and that compute; not the one that watches over shared resources."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]

@@ -1,0 +1,97 @@
+"""Stages that are trained once and shared."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Cli, refused
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from reshift.config import TrainConfig
+from reshift.system.cache import VARIABLE, cache_folder
+from reshift.training.step import learning_rate
+
+TINY = ("--set", "data.size=32", "--set", "model.epochs=2", "--set", "model.widths=[8,8]", "--set", "model.t_star=4",
+        "--set", "model.timesteps=8", "--set", "train.batch=4")  # fmt: skip
+REPAINT = ("--set", "model.repaint_from=2", "--set", "model.resamplings=2")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> tuple[str, str]:
+    return ("--set", f"train.cache={tmp_path / 'cache'}")
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = load_file(run / "bundle" / "model.safetensors")
+    return found
+
+
+def test_a_second_method_takes_the_network_of_the_first(
+    run_cli: Cli, folder_of_images: Path, tmp_path: Path, cache: tuple[str, str]
+) -> None:
+    data = ("--data", folder_of_images)
+    assert run_cli("train", *data, "--out", tmp_path / "a", "--method", "ddpm", *TINY, *cache).code == 0
+    assert run_cli("train", *data, "--out", tmp_path / "b", "--method", "autoddpm", *TINY, *REPAINT, *cache).code == 0
+    assert run_cli("train", *data, "--out", tmp_path / "c", "--method", "ddpm", *TINY, "--set", "train.cache=off").code == 0
+    first, second, alone = (weights(tmp_path / name) for name in "abc")
+    assert all(torch.equal(first[name], second[name]) and torch.equal(first[name], alone[name]) for name in alone)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    lines = [json.loads(line) for line in (tmp_path / "b" / "log.jsonl").read_text().splitlines()]
+    assert [set(line) for line in lines] == [{"stage", "cached", "seconds"}]
+    (kept,) = (tmp_path / "cache").iterdir()
+    with safe_open(kept, framework="pt") as file:
+        then = json.loads(file.metadata()["about"])["seconds"]
+    now = json.loads((tmp_path / "b" / "bundle" / "config.json").read_text())["training"]["seconds"]
+    assert now >= round(then, 1)  # what it took to train, whoever did it
+
+
+@pytest.mark.parametrize("change", ["seed", "epochs", "noise", "lr", "data"])
+def test_what_decides_the_weights_is_trained_anew(
+    run_cli: Cli, folder_of_images: Path, tmp_path: Path, cache: tuple[str, str], change: str
+) -> None:
+    assert run_cli("train", "--data", folder_of_images, "--out", tmp_path / "a", "--method", "ddpm", *TINY, *cache).code == 0
+    data = folder_of_images
+    if change == "data":
+        data = tmp_path / "fewer"
+        data.mkdir()
+        for path in sorted(folder_of_images.iterdir())[1:]:
+            (data / path.name).write_bytes(path.read_bytes())
+    more = {"seed": ("--seed", 1), "epochs": ("--set", "model.epochs=3"), "lr": ("--set", "train.lr=1e-3")}.get(change, ())
+    method = "anoddpm" if change == "noise" else "ddpm"
+    assert run_cli("train", "--data", data, "--out", tmp_path / "b", "--method", method, *TINY, *more, *cache).code == 0
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_stage_of_another_config_or_a_damaged_one_is_refused(
+    run_cli: Cli, folder_of_images: Path, tmp_path: Path, cache: tuple[str, str]
+) -> None:
+    first = ("train", "--data", folder_of_images, "--method", "ddpm", *TINY, *cache)
+    assert run_cli(*first, "--out", tmp_path / "a").code == 0
+    assert run_cli(*first, "--out", tmp_path / "b", "--set", "train.lr=1e-3").code == 0
+    one, two = sorted((tmp_path / "cache").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+    one.write_bytes(two.read_bytes())
+    refused(run_cli(*first, "--out", tmp_path / "c"), one, "another config", "train.lr", "delete it")
+    one.write_bytes(two.read_bytes()[:100])
+    refused(run_cli(*first, "--out", tmp_path / "d"), one, "damaged", "delete it")
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert cache_folder("auto") == tmp_path
+    assert cache_folder("off") is None
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder("auto") == tmp_path / ".cache" / "reshift"
+
+
+def test_the_learning_rate_warms_up_and_falls() -> None:
+    config = TrainConfig(lr=2.0, schedule="cosine", warmup=0.1)
+    rates = [learning_rate(config, 100, step) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
+    assert rates[10] == 2.0
+    assert rates[55] == pytest.approx(1.0)
+    assert rates == sorted(rates[:11]) + sorted(rates[11:], reverse=True)
+    assert 0.0 < rates[-1] < 0.002
+    assert {learning_rate(TrainConfig(lr=3.0), 7, step) for step in range(7)} == {3.0}
