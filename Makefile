@@ -4,21 +4,22 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-fast lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/reshift demo
 
-test: $(VENV)/.installed-dev
+test: lint
 	$(BIN)/python -m pytest
+
+# For every save: without the tests that train, start processes or wait (marker "slow").
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-
-bench: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/speed.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

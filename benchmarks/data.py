@@ -1,206 +1,176 @@
-"""Reading, preparing and writing: CPU milliseconds per image on one core. What many cores make of it: hands.py.
+"""Reading files, and scoring from file to file by threads, workers and Ray.
 
-    python benchmarks/data.py [--out data.json]
+    python benchmarks/data.py [--images 2000] [--size 256] [--workers 0 16] [--ray 1 2] [--bundle BUNDLE] [--folder DIR]
 
-Every figure is CPU time of one thread, so another program on the machine changes it little; candidates take turns in one process,
-medians over the turns. "Before" is the plain way: interpolated colours, PNG by Pillow at its default. The last rows measure what
-all cores of this machine do together, in wall time: there a busy machine shows.
+Without ``--bundle`` the method is ``area``, which costs nothing: what is measured is the rest. Scoring is the
+command ``reshift score`` in a process of its own, its start included; ``--workers 0`` means threads. With
+``--training`` DMD also trains on the files: kept in memory, decoded in every epoch, and read from the cache of
+prepared images. Files lie in ``--folder``, by default on the system's disk.
 """
 
-import argparse
-import io
-import statistics
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
-import torch
-from numpy.typing import NDArray
 
-from measure import Table, machine
-from reading import write_nifti
+from measure import Rows, Timing, options, summary
 from reshift.config import DataConfig
-from reshift.data import read
 from reshift.data.image import Image
-from reshift.data.manifest import Case
-from reshift.data.phantom import draw
-from reshift.data.prepare import prepare, restore
-from reshift.data.prepared_cache import PreparedCache
-from reshift.data.read import read_picture
-from reshift.inference.acquisition import describe
-from reshift.inference.overlay import RAMP, grey, overlay, png
-from reshift.inference.records import FIELDS, Ledger
+from reshift.data.phantom import draw, write_phantom
+from reshift.data.prepare import prepare
+from reshift.data.read import open_input
 from reshift.system.cores import cores
-from reshift.system.files import atomic_bytes
+from reshift.training.run import resolve, train_run
+from training import lengths, train
 
-CONFIG = DataConfig()
 VOLUME = (240, 240, 155)
-Work = Callable[[], object]
+CLI = [sys.executable, "-m", "reshift"]
 
 
-def spent(works: Sequence[Work], repeats: int = 7, calls: int = 10) -> list[tuple[float, float, float]]:
-    """CPU milliseconds per call of each of ``works``, which take turns: median, fastest and slowest turn."""
-    found: list[list[float]] = [[] for _ in works]
-    for turn in range(repeats + 1):
-        for work, times in zip(works, found, strict=True):
-            begun = time.thread_time()
-            for _ in range(calls):
-                work()
-            if turn:  # the first is for warming up
-                times.append(1e3 * (time.thread_time() - begun) / calls)
-    return [(statistics.median(times), min(times), max(times)) for times in found]
+# ---- reading -----------------------------------------------------------------------------------------------------------
 
 
-def add(table: Table, section: str, items: Mapping[str, Work], **how: int) -> None:
-    """Measure ``items`` against each other and print a row for each."""
-    rows = spent(list(items.values()), **how)
-    for name, (median, low, high) in zip(items, rows, strict=True):
-        table.add(section, name, median, "ms CPU", high, low)
+def read_pillow(path: Path) -> object:
+    return np.asarray(PIL.Image.open(path))
 
 
-def case_of(path: Path, at: int | None = None) -> Case:
-    """A case that is nothing but a file."""
-    return Case(path.name, path, None, path.stem, 0, "train", "", slice=at)
+def read_nibabel(path: Path) -> object:
+    import nibabel
+
+    return np.asarray(nibabel.load(path).dataobj)  # type: ignore[attr-defined]
 
 
-def fresh(case: Case, config: DataConfig) -> NDArray[np.float32]:
-    """From the file, every time."""
-    return prepare(read_picture(case.image, case.slice), config).pixels
+def read_pydicom(path: Path) -> object:
+    import pydicom
+
+    return pydicom.dcmread(path).pixel_array
 
 
-def pictures(folder: Path) -> dict[str, Case]:
-    """One file of every kind."""
-    files = {}
+def read_prepared(path: Path) -> object:
+    """From file to network input; of a volume, every slice."""
+    found, config = open_input(path), DataConfig()
+    images = [found] if isinstance(found, Image) else [found.image(k) for k in range(len(found))]
+    return [prepare(image, config) for image in images]
+
+
+def write_nifti(path: Path) -> Path:
+    """A smooth 16-bit volume with noise, which compresses like a real one."""
+    import nibabel
+
+    waves = np.add.outer(np.sin(np.arange(VOLUME[0]) / 40), np.cos(np.arange(VOLUME[1]) / 30))
+    voxels = np.random.default_rng(0).integers(0, 60, VOLUME, dtype=np.int16) + (400 * waves + 1000).astype(np.int16)[:, :, None]
+    nibabel.save(nibabel.Nifti1Image(voxels, np.diag([0.8, 0.8, 1.0, 1.0])), path)
+    return path
+
+
+def files(folder: Path) -> dict[str, tuple[Path, Callable[[Path], object], int]]:
+    """One file of every kind, the bare library that decodes it, and its number of images."""
+    from pydicom.data import get_testdata_file
+
+    found: dict[str, tuple[Path, Callable[[Path], object], int]] = {}
     for size in (256, 512, 1024):
-        grey8 = draw("chest", 0, 1, abnormal=False, size=size).pixels
-        noise = np.random.default_rng(0).integers(0, 200, grey8.shape, dtype=np.uint16)
-        for kind, pixels in (("png", grey8), ("jpg", grey8), ("tif", grey8.astype(np.uint16) * 200 + noise)):
-            path = folder / f"{size}.{kind}"
-            PIL.Image.fromarray(pixels).save(path)
-            files[f"{ {'png': 'PNG', 'jpg': 'JPEG', 'tif': 'TIFF, 16 bit'}[kind] } {size}×{size}"] = case_of(path)
-    return files
-
-
-def reading(table: Table, folder: Path) -> None:
-    """Decode and prepare beside the cache."""
-    cache = PreparedCache(folder / "cache", 2**30)
-    for name, case in pictures(folder).items():
-        both = {f"{name}: file": lambda c=case: fresh(c, CONFIG), f"{name}: cached": lambda c=case: cache.get(c, CONFIG, fresh)}
-        add(table, "reading", both)
+        pixels = draw("chest", 0, 1, abnormal=False, size=size).pixels
+        for kind, array in (("png", pixels), ("jpg", pixels), ("tif", pixels.astype(np.uint16) * 200)):
+            PIL.Image.fromarray(array).save(path := folder / f"{size}.{kind}")
+            found[f"{kind.upper()} {size}×{size}"] = path, read_pillow, 1
     for kind in ("nii", "nii.gz"):
-        case = case_of(write_nifti(folder / f"volume.{kind}", VOLUME), VOLUME[2] // 2)
-
-        def alone(case: Case = case) -> None:
-            read._open.clear()  # noqa: SLF001 (as if six other volumes had been asked for in between)
-            fresh(case, CONFIG)
-
-        add(table, "reading", {f"slice of a .{kind}: volume open": lambda c=case: fresh(c, CONFIG)})  # type: ignore[misc]
-        add(table, "reading", {f"slice of a .{kind}: shuffled": alone}, repeats=3, calls=1)
-        add(table, "reading", {f"slice of a .{kind}: cached": lambda c=case: cache.get(c, CONFIG, fresh)})  # type: ignore[misc]
+        found[f".{kind} {'×'.join(map(str, VOLUME))}"] = write_nifti(folder / f"volume.{kind}"), read_nibabel, VOLUME[2]
+    found["DICOM CT 128×128"] = Path(str(get_testdata_file("CT_small.dcm"))), read_pydicom, 1
+    return found
 
 
-def plain_overlay(pixels: NDArray[np.float32], heatmap: NDArray[np.float32], scale: float) -> NDArray[np.uint8]:
-    """The formula as one would write it down."""
-    heat = np.nan_to_num(np.clip(heatmap / scale, 0.0, 1.0))
-    alpha, at = (0.75 * np.sqrt(heat))[:, :, None], np.linspace(0.0, 1.0, len(RAMP))
-    colour = np.stack([np.interp(heat, at, RAMP[:, c]) for c in range(3)], axis=-1).round().astype(np.uint8)
-    return np.asarray(np.rint((1.0 - alpha) * np.repeat(grey(pixels)[:, :, None], 3, axis=2) + alpha * colour).astype(np.uint8))
+def cpu_ms(work: Callable[[], object], calls: int, images: int) -> Timing:
+    """CPU milliseconds per image of this thread; the first repeat warms up."""
+    times = []
+    for _ in range(4):
+        begun = time.thread_time()
+        for _ in range(calls):
+            work()
+        times.append(1e3 * (time.thread_time() - begun) / images)
+    return summary(times[1:])
 
 
-def pillow_png(picture: NDArray[np.uint8]) -> bytes:
-    """Pillow at its default."""
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(picture).save(buffer, "png")
-    return buffer.getvalue()
+def reading(rows: Rows, folder: Path) -> None:
+    """CPU milliseconds per image: the bare library, and ours with all checks up to the network's input."""
+    for name, (path, bare, images) in files(folder).items():
+        for label, work in (("bare library", bare), ("to the network's input", read_prepared)):
+            calls = 1 if images > 1 else 10
+            timing = cpu_ms(partial(work, path), calls, images * calls)
+            rows.add("reading", f"{name}: {label}", timing.median, "ms CPU per image", timing.low, timing.high)
 
 
-def npy(heatmap: NDArray[np.float32]) -> bytes:
-    """A map as it is stored."""
-    buffer = io.BytesIO()
-    np.save(buffer, heatmap)
-    return buffer.getvalue()
+# ---- scoring -----------------------------------------------------------------------------------------------------------
 
 
-def to_disk(folder: Path, contents: Sequence[bytes], number: Iterator[int]) -> None:
-    """Write whole or not at all, and files that are new: to replace one takes a file system longer."""
-    for content in contents:
-        atomic_bytes(folder / f"{next(number)}.file", content, lasting=False)
+def write_images(folder: Path, count: int, size: int) -> Path:
+    """A folder of ``count`` different files with the content of up to a hundred phantoms."""
+    drawn = write_phantom(folder / "drawn", train=min(count, 100), test_normal=0, test_abnormal=0, size=size)
+    contents = [path.read_bytes() for path in sorted((drawn.parent / "images").glob("*.png"))]
+    (images := folder / "images").mkdir()
+    for i in range(count):
+        (images / f"{i:06d}.png").write_bytes(contents[i % len(contents)])
+    return images
 
 
-def scored(folder: Path) -> tuple[Image, NDArray[np.float32]]:
-    """A 256×256 picture and a map as a restoration leaves it: differences at 128×128, brought back."""
-    path = folder / "scored.png"
-    PIL.Image.fromarray(draw("brain", 0, 1, abnormal=True, size=256).pixels).save(path)
-    image = read_picture(path)
-    x, geometry = prepare(image, CONFIG)
-    smooth = (np.roll(x, 3, 1) + np.roll(x, -3, 1) + np.roll(x, 3, 2) + np.roll(x, -3, 2)) / 4
-    return image, restore(np.abs(x - smooth)[0], geometry)
+def scoring(rows: Rows, bundle: Path, images: Path, label: str, arguments: list[str], workers: int | None = None) -> None:
+    """Score all images by one command."""
+    out, count = images.parent / "scores", len(list(images.iterdir()))
+    environment = os.environ | ({} if workers is None else {"RESHIFT_WORKERS": str(workers)})
+    for overlays in ("all", "none"):
+        command = [*CLI, "score", str(bundle), str(images), "--out", str(out), "--overlays", overlays, *arguments]
+        begun = time.perf_counter()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        _, error = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)}: {error.decode()}")
+        rows.add("score", f"{label}, overlays {overlays}", count / (time.perf_counter() - begun), "images/s")
+        shutil.rmtree(out)
 
 
-def writing(table: Table, folder: Path) -> None:
-    """Map, overlay, PNG and record of one 256×256 image."""
-    image, heatmap = scored(folder)
-    shown = overlay(image.pixels, heatmap, 1.0)
-    assert np.abs(shown.astype(int) - plain_overlay(image.pixels, heatmap, 1.0)).max() <= 2  # its colours are rounded, too
-    assert np.array_equal(np.asarray(PIL.Image.open(io.BytesIO(png(shown)))), shown)
-    blend = {"overlay, before": lambda: plain_overlay(image.pixels, heatmap, 1.0)}
-    add(table, "writing", blend | {"overlay": lambda: overlay(image.pixels, heatmap, 1.0)})
-    add(table, "writing", {"PNG, before": lambda: pillow_png(shown), "PNG": lambda: png(shown)})
-    for name, size in (("before", len(pillow_png(shown))), ("now", len(png(shown)))):
-        table.add("writing", f"PNG, bytes {name}", size, "bytes")
-    record = {**dict.fromkeys(FIELDS), "input": "image", "score": 0.5, "p_value": 0.1, "map": "maps/image.npy"}
-    contents, number = [npy(heatmap), png(shown)], count()
-    with Ledger(folder / "r.jsonl") as ledger:
-        others = {"map": lambda: npy(heatmap), "record": lambda: ledger.append([record])}
-        add(table, "writing", {**others, "two files": lambda: to_disk(folder, contents, number)})
-
-
-def around(table: Table, folder: Path) -> None:
-    """What else an image needs: to be described, and its map brought back to its own pixels."""
-    image, _ = scored(folder)
-    x, geometry = prepare(image, CONFIG)
-    add(table, "around", {"describe": lambda: describe(x), "restore": lambda: restore(x[0], geometry)})
-
-
-def together(table: Table, folder: Path) -> None:
-    """Images per second of wall time, one thread and as many as there are cores: how far threads get in one process."""
-    image, heatmap = scored(folder)
-
-    def both(_: int) -> int:
-        prepare(read_picture(image.source), CONFIG)
-        return len(npy(heatmap)) + len(png(overlay(image.pixels, heatmap, 1.0)))
-
-    for threads in (1, min(16, cores())):
-        with ThreadPoolExecutor(threads) as pool:
-            rates = []
-            for _ in range(5):
-                begun = time.perf_counter()
-                list(pool.map(both, range(60)))
-                rates.append(60 / (time.perf_counter() - begun))
-        table.add(
-            "threads", f"read, prepare, map, overlay: {threads}", statistics.median(rates), "images/s", min(rates), max(rates)
-        )
+def training(rows: Rows, images: Path, workers: int, device: str) -> None:
+    """Images per second of DMD's second stage, by where its images come from."""
+    os.environ |= {"RESHIFT_WORKERS": str(workers), "RESHIFT_CACHE": str(images.parent / "cache")}
+    label = f"{workers} workers" if workers else "threads"
+    for name, memory, cache in (("in memory", 8.0, 0), ("decoded in every epoch", 1e-9, 0), ("from the cache", 1e-9, 8)):
+        os.environ["RESHIFT_PREPARED_GB"] = str(cache)
+        layer = {"data": {"memory_gb": memory}, "train": {"device": device, "log_every": 5}, "model": lengths("dmd", 3)}
+        log = train("dmd", images, images.parent / f"run {name} {workers}", layer)["restoration"]
+        batch = resolve("dmd", "paper", []).train.batch
+        rows.add("training", f"{label}: {name}", 1e3 * batch / log.step_ms, "images/s")
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    table = Table()
-    with tempfile.TemporaryDirectory() as name:
+    parser = options((__doc__ or "").splitlines()[0])
+    parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--workers", type=int, nargs="*", default=[0, min(16, cores())])
+    parser.add_argument("--ray", type=int, nargs="*", default=[], help="numbers of Ray workers (extra: ray)")
+    parser.add_argument("--training", action="store_true", help="also train from these files; best on a GPU")
+    parser.add_argument("--folder", type=Path, help="where the files lie")
+    given, rows = parser.parse_args(), Rows()
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
         folder = Path(name)
-        reading(table, folder)
-        writing(table, folder)
-        around(table, folder)
-        together(table, folder)
-    if args.out:
-        table.write(args.out, machine(torch.device("cpu")))
+        reading(rows, folder)
+        images = write_images(folder, given.images, given.size)
+        quiet = {"calibrate": {"features": "off", "training_sample": 64}}
+        bundle = given.bundle or train_run(resolve("area", "paper", [quiet]), folder / "drawn" / "manifest.csv", folder / "area")
+        for workers in given.workers:
+            scoring(rows, bundle, images, f"{workers} workers" if workers else "threads", ["--device", given.device], workers)
+            if given.training:
+                training(rows, images, workers, given.device)
+        for workers in given.ray:
+            ray = ["--device", given.device, "--engine", "ray", "--workers", str(workers)]
+            scoring(rows, bundle, images, f"{workers} Ray workers", ray)
+    rows.print(given.device, given.out)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,21 @@
 """Start-up: CPU and wall seconds of whole commands, each in a fresh process.
 
-    python benchmarks/startup.py [--bundle RUN/bundle …] [--image scan.png] [--repeats 7] [--out startup.json]
+    python benchmarks/startup.py [--bundle RUN/bundle …] [--repeats 7]
 
-Commands take turns; medians over the turns. CPU seconds (user and system, all threads) hardly depend on what else the machine
-does; wall seconds do. ``import torch`` is the floor of every command that computes. Without ``--bundle`` a bundle that learns
-nothing is made and scored with.
+Commands take turns; medians over the turns. CPU seconds (user and system, all threads) hardly depend on what else
+the machine does; wall seconds do. ``import torch`` is the floor of every command that computes. Without
+``--bundle``, one of a method that learns nothing is made.
 """
 
-import argparse
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-from measure import Table, machine
+from measure import Rows, options, summary
 from reshift.data.phantom import write_phantom
 from reshift.training.run import resolve, train_run
 
@@ -38,47 +34,42 @@ def run(command: list[str]) -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, seconds
 
 
-def tiny_bundle(folder: Path, data: Path) -> Path:
-    """A bundle with no network in it."""
-    config = resolve("brightness", "paper", [{"calibrate": {"features": "off"}}])
-    return train_run(config, data, folder / "run")
+def commands(folder: Path, bundles: list[Path]) -> dict[str, list[str]]:
+    """What is started, by name."""
+    data = write_phantom(folder / "data", train=24, test_normal=1, test_abnormal=1, size=256)
+    image = sorted((folder / "data" / "images").glob("*.png"))[0]
+    if not bundles:
+        bundles = [train_run(resolve("brightness", "paper", [{"calibrate": {"features": "off"}}]), data, folder / "brightness")]
+    found = {
+        "python, nothing": [sys.executable, "-c", "pass"],
+        "reshift --help": [*CLI, "--help"],
+        "reshift score --help": [*CLI, "score", "--help"],
+        "import torch": [sys.executable, "-c", "import torch"],
+    }
+    for bundle in bundles:
+        found[f"score one PNG: {bundle.parent.name}"] = [*CLI, "score", str(bundle), str(image), "--out", str(folder / "out")]
+    return found
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options((__doc__ or "").splitlines()[0])
     parser.add_argument("--bundle", type=Path, nargs="*", default=[])
-    parser.add_argument("--image", type=Path)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    table = Table()
+    given, rows = parser.parse_args(), Rows()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = write_phantom(folder / "data", train=24, test_normal=1, test_abnormal=1, size=256)
-        image = args.image or sorted((folder / "data" / "images").glob("*.png"))[0]
-        commands = {
-            "python, nothing": [sys.executable, "-c", "pass"],
-            "reshift --help": [*CLI, "--help"],
-            "reshift score --help": [*CLI, "score", "--help"],
-            "import torch": [sys.executable, "-c", "import torch"],
-        }
-        out = folder / "out"
-        for bundle in args.bundle or [tiny_bundle(folder, data)]:
-            label = bundle.parent.name if args.bundle else "no network"
-            commands[f"score one PNG: {label}"] = [*CLI, "score", str(bundle), str(image), "--out", str(out)]
-        found: dict[str, list[tuple[float, float]]] = {label: [] for label in commands}
-        for turn in range(args.repeats + 1):
-            for label, command in commands.items():
-                shutil.rmtree(out, ignore_errors=True)
+        started = commands(folder, given.bundle)
+        times: dict[str, list[tuple[float, float]]] = {label: [] for label in started}
+        for turn in range(given.repeats + 1 if given.repeats > 1 else 1):
+            for label, command in started.items():
+                shutil.rmtree(folder / "out", ignore_errors=True)
                 seconds = run(command)
-                if turn:  # the first fills the system's cache
-                    found[label].append(seconds)
-    for label, times in found.items():
-        for unit, values in (("s CPU", [cpu for cpu, _ in times]), ("s wall", [wall for _, wall in times])):
-            table.add("start-up", label, statistics.median(values), unit, max(values), min(values))
-    if args.out:
-        table.write(args.out, machine(torch.device("cpu")))
+                if turn or given.repeats == 1:  # of several turns, the first fills the system's cache
+                    times[label].append(seconds)
+    for label, found in times.items():
+        for unit, timing in (("s CPU", summary([cpu for cpu, _ in found])), ("s wall", summary([wall for _, wall in found]))):
+            rows.add("start-up", label, timing.median, unit, timing.low, timing.high)
+    rows.print("cpu", given.out)
 
 
 if __name__ == "__main__":

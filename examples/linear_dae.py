@@ -1,34 +1,34 @@
-"""LinearDAE: a linear autoencoder that takes grey squares off normal images; what it changes is abnormal.
+"""LinearDAE: a linear autoencoder learns to remove grey squares from normal images; what it changes is abnormal.
 
-Not from a paper. PCA finds the same kind of subspace; the squares teach this one to ignore what fills part of the image only.
-Map: |x - x̂| averaged over channels. Image score: the mean of the highest ``top`` of the map.
+Not from a paper. PCA finds a similar subspace; the squares teach this one to ignore local changes.
+Heat-map: |x - x̂| averaged over channels. Image score: the mean of the highest ``top`` of its pixels.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from reshift.config import Frozen
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step
 
 
 class LinearDAESettings(Frozen):
-    """What ``--set model.code=16`` may change, and the bundle remembers."""
+    """What ``--set model.code=16`` can change; the bundle keeps every value."""
 
     epochs: int = Field(2000, ge=0)
     code: int = Field(64, ge=1)  # numbers between encoder and decoder
-    side: float = Field(0.25, gt=0.0, le=1.0)  # of a square, in sides of the image
-    top: float = Field(0.02, gt=0.0, le=1.0)  # share of the pixels that make the image score
+    side: float = Field(0.25, gt=0.0, le=1.0)  # of a square, as a share of the image's side
+    top: float = Field(0.02, gt=0.0, le=1.0)  # share of the pixels that the image score averages
 
 
-class LinearDAE(nn.Module):
+class LinearDAE(Detector):
     """Subtract the mean image, encode, decode, compare."""
 
-    Settings: ClassVar[type[Frozen]] = LinearDAESettings
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Settings = LinearDAESettings
+    profiles: ClassVar[Profiles] = {
         "paper": {"train": {"batch": 16, "lr": 1e-3, "schedule": "cosine"}},
         "quick": {"train": {"batch": 16, "lr": 1e-3, "schedule": "cosine"}, "data": {"size": 64}, "model": {"epochs": 300}},
     }
@@ -44,11 +44,11 @@ class LinearDAE(nn.Module):
         self.decode = nn.Linear(settings.code, self.mean.numel(), bias=False)
 
     def stages(self) -> Sequence[Stage]:
-        """One look at the images for their mean, then the autoencoder."""
+        """One pass over the images for their mean, then the autoencoder."""
         objective = Objective((self.encode, self.decode), self._loss)
-        return (Stage("autoencoder", self.settings.epochs, (objective,), begin=self._begin),)
+        return (Stage("autoencoder", self.settings.epochs, (objective,), begin=self._fit_mean),)
 
-    def _begin(self, images: Iterable[Tensor]) -> None:
+    def _fit_mean(self, images: Iterable[Tensor]) -> None:
         total, count = torch.zeros_like(self.mean), 0
         for x in images:
             total, count = total + x.sum(0), count + len(x)
@@ -69,11 +69,8 @@ class LinearDAE(nn.Module):
         change: Tensor = self.decode(code).to(x.dtype)  # bf16 while training on a GPU
         return self.mean + change.view_as(x)
 
-    def predict(self, x: Tensor) -> Prediction:
+    def forward(self, x: Tensor) -> Prediction:
         """Score ``x (B, C, H, W)``."""
-        return batch_invariant(self._predict, x)
-
-    def _predict(self, x: Tensor) -> Prediction:
         pixels = (x - self.restore(x)).abs().mean(1).flatten(1)  # (B, H·W)
         highest = pixels.topk(max(1, round(self.settings.top * pixels.shape[1])), dim=1).values
         return Prediction(highest.mean(1), pixels.view_as(x[:, 0]))

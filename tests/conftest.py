@@ -46,3 +46,11 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory, folder_of_images: Path
 
     config = resolve("brightness", "paper", [{"data": {"size": 32}, "calibrate": {"features": "off"}}])
     return train_run(config, folder_of_images, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run benchmarks without worker processes."""
+    from bench_suites import run_in_process
+
+    monkeypatch.setattr("reshift.bench.local_engine.run_local", run_in_process)

@@ -1,4 +1,4 @@
-"""Settings: frozen pydantic models ↔ TOML. Layers, later wins: defaults, profile, ``--config`` file, ``--set``, flags."""
+"""Settings: frozen pydantic models ↔ TOML. Later layers win: defaults, profile, ``--config`` file, ``--set``, other options."""
 
 import difflib
 import tomllib
@@ -12,64 +12,72 @@ from reshift.errors import UserError
 
 
 class Frozen(BaseModel):
-    """Base of every settings table: immutable, and an unknown key is an error."""
+    """Base of every settings table: immutable; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class DataConfig(Frozen):
-    """How files become network input."""
+    """How files become the network's input."""
 
-    size: int = Field(128, ge=32, le=1024, description="side of the square the network sees, in pixels")
-    channels: Literal[1, 3] = Field(1, description="1: everything becomes grey; 3: grey is repeated")
-    scale: Literal["auto", "bits", "percentile"] = Field("auto", description="how grey values become [-1, 1]")
-    square: Literal["crop", "pad"] = Field("crop", description="how a picture becomes square: cut its sides, or add black ones")
-    min_foreground: float = Field(
-        0.1, ge=0.0, le=1.0, description="of a volume, slices with at least this share of its largest slice's foreground"
+    size: int = Field(128, ge=32, le=1024, description="side of the prepared image, in pixels")
+    channels: Literal[1, 3] = Field(1, description="1: colour becomes grey; 3: grey is repeated")
+    scale: Literal["auto", "bits", "percentile"] = Field(
+        "auto", description="how grey values are scaled to [-1, 1]: by bit depth, by percentiles, or auto"
     )
-    holdout: float = Field(0.2, ge=0.0, lt=1.0, description="share of training subjects kept out for calibration")
+    square: Literal["crop", "pad"] = Field("crop", description="how images become square: cut the longer side, or pad with black")
+    min_foreground: float = Field(
+        0.1, ge=0.0, le=1.0, description="use slices of a volume with at least this share of the largest slice's foreground"
+    )
+    holdout: float = Field(0.2, ge=0.0, lt=1.0, description="share of training images held out for calibration, by subject")
     consensus: float = Field(
         0.0, ge=0.0, allow_inf_nan=False,
-        description="average the maps of a stack's slices along it, by a Gaussian of this σ in slices; 0: each slice by itself",
+        description="smooth the heat-maps of a stack along its slices by a Gaussian with this σ, in slices; 0: off",
     )  # fmt: skip
-    subject: str | None = Field(None, description="for plain folders: regex on the file name; its first group is the subject")
-    memory_gb: float = Field(4.0, gt=0.0, description="keep prepared images in memory up to this size, stream beyond")
+    subject: str | None = Field(None, description="plain folders: regex for the file name; its first group is the subject")
+    memory_gb: float = Field(4.0, gt=0.0, description="keep prepared images in memory up to this size; stream more from disk")
 
 
 class TrainConfig(Frozen):
-    """The loop; what a method's own recipe overrides is said in its file."""
+    """The training loop. A method's own profile may override these values."""
 
-    batch: int = Field(22, ge=1, description="global batch, divided among processes")
+    batch: int = Field(22, ge=1, description="images per step, over all ranks together")
     lr: float = Field(2e-4, gt=0.0, description="AdamW learning rate")
-    weight_decay: float = Field(0.01, ge=0.0)
-    schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate over each stage; cosine falls to 0")
-    warmup: float = Field(0.0, ge=0.0, lt=1.0, description="share of each stage's steps over which the rate rises from 0")
-    clip: float = Field(1.0, ge=0.0, description="gradient-norm limit; 0 switches it off")
+    weight_decay: float = Field(0.01, ge=0.0, description="AdamW weight decay")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate over each stage; cosine ends at 0")
+    warmup: float = Field(0.0, ge=0.0, lt=1.0, description="share of each stage's steps in which the learning rate rises from 0")
+    clip: float = Field(1.0, ge=0.0, description="largest gradient norm; 0: no limit")
     amp: Literal["auto", "bf16", "off"] = Field("auto", description="auto: bf16 on CUDA, float32 on the CPU")
-    graphs: bool = Field(True, description="on one GPU, record each kind of step once as a CUDA graph and replay it")
+    graphs: bool = Field(True, description="on one GPU, record each kind of step as a CUDA graph and replay it")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
     log_every: int = Field(20, ge=1, description="steps between log lines")
-    cache: str = Field("auto", description="folder of trained stages to share; auto: $RESHIFT_CACHE or ~/.cache/reshift; off")
-    checkpoint_seconds: float = Field(60.0, ge=0.0, description="seconds between checkpoints; a finished stage always writes one")
+    cache: str = Field("auto", description="folder of shared trained stages; auto: $RESHIFT_CACHE or ~/.cache/reshift; or off")
+    checkpoint_seconds: float = Field(60.0, ge=0.0, description="seconds between checkpoints; each stage also ends with one")
     tensorboard: bool = Field(False, description="also log to RUN/tensorboard (extra: log)")
 
 
-class CalibrateConfig(Frozen):
-    """Thresholds from normals only."""
+# Settings of [train] that do not change what is learned: they may differ on resume and between machines.
+RUNTIME_SETTINGS = ("cache", "device", "log_every", "checkpoint_seconds", "tensorboard")
 
-    reference: Literal["held-out", "training"] = Field("held-out", description="training is the paper's rule; it is optimistic")
-    image_quantile: float = Field(0.95, gt=0.0, lt=1.0)
-    pixel_quantile: float = Field(0.995, gt=0.0, lt=1.0)
-    training_sample: int = Field(1000, ge=1, description="training images scored for the paper's rule, at most")
-    unseen_sample: int = Field(1000, ge=1, description="training images scored by what has not seen them, at most")
-    features: Literal["auto", "off"] = Field("auto", description="auto: compare image features too (extra: features)")
+
+class CalibrateConfig(Frozen):
+    """Thresholds and p-values, from normal images only."""
+
+    reference: Literal["held-out", "training"] = Field(
+        "held-out", description="the normals that set the thresholds; training is the paper's rule and optimistic"
+    )
+    image_quantile: float = Field(0.95, gt=0.0, lt=1.0, description="share of normal images below the image threshold")
+    pixel_quantile: float = Field(0.995, gt=0.0, lt=1.0, description="share of normal pixels below the pixel threshold")
+    training_sample: int = Field(1000, ge=1, description="at most so many training images scored for the paper's rule")
+    unseen_sample: int = Field(1000, ge=1, description="at most so many training images scored by folds that did not see them")
+    features: Literal["auto", "off"] = Field("auto", description="auto: also compare image features (extra: features)")
 
 
 class Config(Frozen):
-    """Everything that decides a run; stored whole in the bundle. ``model`` is validated by the method's own settings class."""
+    """All settings of a run, stored in the bundle. ``model`` is validated by the method's own settings class."""
 
-    method: str = "reshift"
-    seed: int = Field(0, ge=0)
+    method: str = Field("reshift", description="name of a method, or module:Class")
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     calibrate: CalibrateConfig = CalibrateConfig()
@@ -80,12 +88,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(cls: type[Model], values: Mapping[str, Any], where: str = "") -> Model:
-    """Validate ``values``; the first mistake becomes one line with the nearest right name."""
+    """Validate ``values``; the first mistake becomes one line, with the nearest right name."""
     try:
         return cls.model_validate(dict(values))
     except ValidationError as err:
         first = err.errors()[0]
-        if not first["loc"]:  # a rule over several settings, which names them itself
+        if not first["loc"]:  # a rule over several settings; its message names them
             raise UserError(f"{where or 'settings'}: {first['msg'].removeprefix('Value error, ')}") from None
         path = [str(part) for part in first["loc"]]
         name = ".".join([where, *path] if where else path)
@@ -95,7 +103,7 @@ def parse(cls: type[Model], values: Mapping[str, Any], where: str = "") -> Model
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """' (did you mean …?)', or all the names when none is near."""
+    """Return '; did you mean …?', or all known names if none is near."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
@@ -121,8 +129,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not valid TOML ({err})") from None
 
 
-def assignment(text: str) -> dict[str, Any]:
-    """``train.lr=1e-4`` → ``{"train": {"lr": 1e-4}}``. The value is TOML; what is not TOML is taken as a string."""
+def parse_assignment(text: str) -> dict[str, Any]:
+    """``train.lr=1e-4`` → ``{"train": {"lr": 1e-4}}``. The value is TOML; anything else is a string."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"--set {text}: write it as key=value, e.g. --set train.lr=1e-4")

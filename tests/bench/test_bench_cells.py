@@ -1,4 +1,4 @@
-"""Cells as files: whole or not there, known by their key, and believed only if it is theirs."""
+"""Cells as files: complete or absent, identified by their key, and used only if the key matches the contents."""
 
 import errno
 import json
@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 from bench_suites import BRIGHTNESS, DAE, HEAD, SWEEP, cells_in, write_suite
 
-from reshift.bench import cells, work
-from reshift.bench.cells import DiskFullError, Spec, Task, disk_full, read_cells, run_task, slug
-from reshift.bench.events import Event
-from reshift.bench.plan import plan, tasks
+from reshift.bench import compute
+from reshift.bench.cells import Event, Spec, Task, read_cells, slug
+from reshift.bench.compute import DiskFullError, disk_full, run_task
+from reshift.bench.plan import group_tasks, plan
 from reshift.bench.suite import load_suite
 from reshift.errors import Stopped, UserError
 from reshift.system.files import atomic_text
-from reshift.training import run as pipeline
 
 
 def planned(folder: Path, *parts: str) -> Task:
-    [task] = tasks(plan(load_suite(write_suite(folder, HEAD, *parts)), None, folder).specs, folder)
+    [task] = group_tasks(plan(load_suite(write_suite(folder, HEAD, *parts)), None, folder).specs, folder)
     return task
 
 
@@ -34,11 +33,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Spec, dict[str
     return folder, task.cells[0], cell
 
 
-def test_where_and_how_fast_are_the_same_settings_everywhere() -> None:
-    assert cells.FREE == pipeline.FREE
-
-
-def test_a_cell_holds_all_that_tables_need(done: tuple[Path, Spec, dict[str, Any]]) -> None:
+def test_a_cell_has_everything_that_tables_need(done: tuple[Path, Spec, dict[str, Any]]) -> None:
     folder, spec, cell = done
     assert (folder / "cells" / spec.file).exists()
     assert spec.file == f"brain-brightness-0-{cell['key'][:8]}.json"
@@ -67,22 +62,21 @@ def test_pixel_ap_of_one_image_leaves_ignored_pixels_out() -> None:
     import numpy as np
     from sklearn.metrics import average_precision_score
 
-    from reshift.evaluation.evaluate import Evaluated
+    from reshift.inference.stream import Sample
 
     rng = np.random.default_rng(0)
     heat, mask, ignore = rng.random((8, 8), dtype=np.float32), rng.random((8, 8)) > 0.7, np.zeros((8, 8), bool)
     ignore[:2] = True
     mask &= ~ignore
-    paired = work.Paired.__new__(work.Paired)
+    paired = compute.PairedValues.__new__(compute.PairedValues)
     paired.threshold = 0.5
-    item = Evaluated(None, None, mask, 0.0, heat, None, None, ignore)  # type: ignore[arg-type]
-    dice, ap = paired._pixels(item)
+    dice, ap = paired._pixels(Sample(None, mask=mask, ignore=ignore, heatmap=heat))  # type: ignore[arg-type]
     assert ap == pytest.approx(average_precision_score(mask[2:].ravel(), heat[2:].ravel()), rel=1e-5)
     called = heat[2:] > 0.5
     assert dice == pytest.approx(2 * (called & mask[2:]).sum() / (called.sum() + mask[2:].sum()), rel=1e-5)
 
 
-def test_damaged_files_are_a_line_each(done: tuple[Path, Spec, dict[str, Any]], tmp_path: Path) -> None:
+def test_each_damaged_file_is_one_warning(done: tuple[Path, Spec, dict[str, Any]], tmp_path: Path) -> None:
     _, spec, cell = done
     texts = {
         "whole": json.dumps(cell), "half": json.dumps(cell)[:200], "empty": "", "list": "[]", "null": "null",
@@ -96,18 +90,18 @@ def test_damaged_files_are_a_line_each(done: tuple[Path, Spec, dict[str, Any]], 
     found, warnings = read_cells(tmp_path)
     assert {path.stem: cell["key"] for path, cell in found.items()} == {"whole": spec.key}
     assert len(warnings) == len(texts)
-    assert any("other.json: its key is not that of its contents" in line for line in warnings)
+    assert any("other.json: its key does not match its contents" in line for line in warnings)
 
 
-def test_a_failing_cell_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, events, real = planned(tmp_path, DAE, SWEEP), list[Event](), work.evaluated
+def test_a_failing_cell_says_why_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, events, real = planned(tmp_path, DAE, SWEEP), list[Event](), compute.evaluate_cell
 
-    def evaluated(task: Task, spec: Spec, device: str) -> dict[str, Any]:
+    def evaluate_cell(task: Task, spec: Spec, device: str) -> dict[str, Any]:
         if not spec.predict:
             raise RuntimeError("two\nlines")
         return real(task, spec, device)
 
-    monkeypatch.setattr(work, "evaluated", evaluated)
+    monkeypatch.setattr(compute, "evaluate_cell", evaluate_cell)
     run_task(task, "cpu", events.append)
     assert [(event.kind, event.cell) for event in events] == [
         ("started", "brain-dae-0"), ("failed", "brain-dae-0"),
@@ -122,34 +116,36 @@ def test_a_failing_cell_says_why_and_the_others_go_on(tmp_path: Path, monkeypatc
 def test_a_model_that_cannot_be_trained_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
-    def trained(*_: object) -> None:
+    def train_model(*_: object) -> None:
         tries.append(1)
         raise UserError("diverged")
 
-    monkeypatch.setattr(work, "trained", trained)
+    monkeypatch.setattr(compute, "train_model", train_model)
     run_task(planned(tmp_path, DAE, SWEEP), "cpu")
     assert [cell["error"] for cell in cells_in(tmp_path).values()] == ["diverged"] * 2
     assert len(tries) == 1
 
 
 @pytest.mark.parametrize("error", [Stopped("stopped"), KeyboardInterrupt()])
-def test_stopping_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def trained(*_: object) -> None:
+def test_a_stopped_cell_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def train_model(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(work, "trained", trained)
+    monkeypatch.setattr(compute, "train_model", train_model)
     with pytest.raises(type(error)):
         run_task(planned(tmp_path, BRIGHTNESS), "cpu")
     assert cells_in(tmp_path) == {}
 
 
-def test_a_full_disk_is_no_failure_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["train_model", "evaluate_cell"])
+def test_a_full_disk_is_not_a_failure_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(work, "trained", full)
+    monkeypatch.setattr(compute, step, full)
     with pytest.raises(DiskFullError, match="make room"):
         run_task(planned(tmp_path, BRIGHTNESS), "cpu")
+    assert cells_in(tmp_path) == {}
     monkeypatch.setattr("reshift.system.files.os.fsync", full)
     with pytest.raises(UserError) as caught:
         atomic_text(tmp_path / "x", "x")
@@ -159,21 +155,21 @@ def test_a_full_disk_is_no_failure_of_the_cell(tmp_path: Path, monkeypatch: pyte
 
 def test_settings_that_change_the_training_are_refused_at_inference(tmp_path: Path) -> None:
     task = planned(tmp_path, DAE)
-    work.trained(task, "cpu")
+    compute.train_model(task, "cpu")
     for change in ({"noise_std": 0.1}, {"widths": [4, 4]}):
         spec = replace(task.cells[0], predict={"model": change})
         with pytest.raises(UserError, match="'predict' settings change what is trained; give them under 'set'"):
-            work.evaluated(task, spec, "cpu")
+            compute.evaluate_cell(task, spec, "cpu")
 
 
 def test_predicting_with_the_trained_settings_changes_nothing(tmp_path: Path) -> None:
-    """The thresholds of other inference settings are made as training makes its own."""
+    """Thresholds for other prediction settings are computed as in training."""
     from reshift.inference.bundle import load_bundle
 
     task = planned(tmp_path, DAE)
-    work.trained(task, "cpu")
+    compute.train_model(task, "cpu")
     bundle = load_bundle(task.folder / "bundle")
-    again = work.predicting(bundle, replace(task.cells[0], predict={"model": {"map": "absolute"}}), "cpu")
+    again = compute.predict_bundle(bundle, replace(task.cells[0], predict={"model": {"map": "absolute"}}), "cpu")
     assert again.calibration == bundle.calibration
 
 

@@ -1,4 +1,4 @@
-"""The local engine: a process that dies takes one cell with it, and everybody else's work goes on."""
+"""The local engine: if a worker dies, one cell fails and the others are computed."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from bench_suites import HEAD, cells_in, results_in, write_suite
 from helpers import Cli
 
-from reshift.bench.engine import cores, devices
+from reshift.bench.local_engine import devices, max_threads
 from reshift.errors import UserError
 
 MORTAL = """
@@ -22,10 +22,10 @@ class MortalSettings(Frozen):
 class Mortal(Brightness):
     Settings: ClassVar[type[Frozen]] = MortalSettings
 
-    def predict(self, x):
+    def forward(self, x):
         if self.settings.deadly:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().predict(x)
+        return super().forward(x)
 """
 ROWS = """
 [[rows]]
@@ -44,7 +44,7 @@ predict = { model = { gain = 2.0 } }
 
 @pytest.fixture
 def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A suite with a method of one's own that kills its process, in one of three cells that share a model."""
+    """A suite with a method that kills its process in one of three cells that share a model."""
     (tmp_path / "mortal.py").write_text(MORTAL)
     monkeypatch.setenv("RESHIFT_METHODS", "mortal:Mortal")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -52,20 +52,20 @@ def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_suite(tmp_path, HEAD, ROWS)
 
 
-def test_a_process_that_dies_takes_the_cell_it_was_at(mortal: Path, tmp_path: Path, run_cli: Cli) -> None:
+def test_a_worker_that_dies_loses_only_its_current_cell(mortal: Path, tmp_path: Path, run_cli: Cli) -> None:
     out = tmp_path / "out"
     found = run_cli("bench", mortal, "--out", out, "--device", "cpu")
     assert found.code == 3
     cells = {cell["row"]: cell for cell in cells_in(out).values()}
     assert {row: cell["status"] for row, cell in cells.items()} == {"first": "done", "deadly": "failed", "last": "done"}
-    assert cells["deadly"]["error"] == "its process was ended by SIGKILL, perhaps for want of memory; see logs/worker-0.log"
+    assert cells["deadly"]["error"] == "its worker was ended by SIGKILL (out of memory?); see logs/worker-0.log"
     assert cells["first"]["method"] == "mortal:Mortal"
     before = results_in(out)
     assert run_cli("bench", mortal, "--out", out, "--device", "cpu", "--only", "*-last-*").code == 0
     assert results_in(out) == before
 
 
-def test_where_processes_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices(0, "cpu") == ["cpu"]
     assert devices(3, "cpu") == ["cpu"] * 3
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -77,8 +77,8 @@ def test_where_processes_compute(monkeypatch: pytest.MonkeyPatch) -> None:
         devices(0, "cuda:2")
 
 
-def test_threads_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_can_limit_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     for given, allowed in (("", 8), ("4", 4), ("64", 8), ("0", 8), ("many", 8)):
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-        assert cores() == allowed
+        assert max_threads() == allowed

@@ -1,4 +1,4 @@
-"""``reshift bench`` from end to end on small phantoms: what is run, what is not run again, and what is said about it."""
+"""``reshift bench`` from end to end on small phantoms: what is run, what is not run again, and the messages."""
 
 import json
 import shutil
@@ -6,21 +6,22 @@ from pathlib import Path
 
 import pytest
 from bench_suites import BRIGHTNESS, DAE, HEAD, IMPOSSIBLE, SWEEP, cells_in, results_in, times, write_suite
-from helpers import Cli, refused, run_process
+from helpers import Cli, refused
+
+pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two methods; the suite lies beside it."""
+def tiny(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, run_cli: Cli) -> Path:
+    """A finished run of two methods."""
     done = tmp_path_factory.getbasetemp() / "tiny-bench"
     if not done.exists():
-        suite = write_suite(tmp_path, HEAD, BRIGHTNESS, DAE)
-        found = run_process("bench", suite, "--out", done)
+        found = run_cli("bench", write_suite(tmp_path, HEAD, BRIGHTNESS, DAE), "--out", done)
         assert found.code == 0, found.err
     return Path(shutil.copytree(done, tmp_path / "out"))
 
 
-def test_files_of_other_machines_count_under_any_name(tiny: Path, run_cli: Cli, tmp_path: Path) -> None:
+def test_cells_of_other_machines_are_used_under_any_name(tiny: Path, run_cli: Cli, tmp_path: Path) -> None:
     suite = write_suite(tmp_path, HEAD, BRIGHTNESS, DAE)
     for path in sorted((tiny / "cells").glob("*.json")):
         path.rename(path.with_name(f"from-elsewhere-{path.name[:9]}.json"))
@@ -29,14 +30,14 @@ def test_files_of_other_machines_count_under_any_name(tiny: Path, run_cli: Cli, 
     assert not (tiny / "models").exists()
 
 
-def test_a_damaged_cell_is_one_line_and_run_again(tiny: Path, run_cli: Cli, tmp_path: Path) -> None:
+def test_a_damaged_cell_is_one_warning_and_is_run_again(tiny: Path, run_cli: Cli, tmp_path: Path) -> None:
     suite, before = write_suite(tmp_path, HEAD, BRIGHTNESS, DAE), results_in(tiny)
     [path] = (tiny / "cells").glob("brain-dae-*.json")
     path.write_bytes(path.read_bytes()[:300])
     again = run_cli("bench", suite, "--out", tiny)
     assert again.code == 0
     assert [line for line in again.err.splitlines() if line.startswith("warning")] == [
-        f"warning: {path}: damaged, not a whole cell; left out, and run again if the suite has it"
+        f"warning: {path}: damaged or incomplete; left out, and run again if the suite has it"
     ]
     assert results_in(tiny) == before
 
@@ -101,12 +102,12 @@ def test_a_dry_run_lists_and_estimates(tiny: Path, run_cli: Cli, tmp_path: Path)
     costs = {line.split()[1].strip(","): line for line in lines if line.startswith("cost: ")}
     assert costs["dae"].endswith("from 1 finished cell")
     assert costs["ae"].endswith("from a few steps and predictions tried now")
-    assert "unknown: method 'dae': data.size 32" not in found.out  # of that method there is a finished cell
+    assert "unknown: method 'dae': data.size 32" not in found.out  # there is a finished cell of that method
     assert lines[-1].startswith("cost: about ")
     assert times(tiny) == before
 
 
-def test_a_dry_run_of_what_cannot_work(run_cli: Cli, tmp_path: Path) -> None:
+def test_a_dry_run_of_a_cell_that_cannot_work(run_cli: Cli, tmp_path: Path) -> None:
     found = run_cli("bench", write_suite(tmp_path, HEAD, IMPOSSIBLE), "--out", tmp_path / "out", "--dry-run")
     assert found.code == 0
     assert "Impossible, 1 cells in 1 trainings: unknown: method 'dae': data.size 32" in found.out

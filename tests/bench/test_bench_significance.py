@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 from bench_cells import cell, drawn, scored
 
-from reshift.bench.significance import DRAWS, LEAST, compare, holm
-from reshift.bench.summary import AP, AP_PIX, AUC, DICE, F1
-from reshift.bench.tables import markdown, tables
+from reshift.bench.tables import markdown_page
+from reshift.bench.tables.build import make_tables
+from reshift.bench.tables.significance import DRAWS, MIN_SUBJECTS, compare_cells, holm
 from reshift.evaluation.metrics.confidence import paired_image
-from reshift.evaluation.metrics.image import image_metrics
+from reshift.evaluation.metrics.table import METRICS, image_metrics
 
 THRESHOLD = 1.0
+AUC, AP, F1, AP_PIX, DICE = (METRICS[key] for key in ("image.auc", "image.ap", "image.f1", "pixel.ap", "pixel.dice"))
 
 
 def run(row: str, shift: float, seed: int = 0, **change: Any) -> dict[str, Any]:
-    """A cell whose figures are those of its scores."""
+    """A cell whose metrics are those of its scores."""
     paired = change.pop("paired", None) or scored(drawn(shift, seed + 100 * len(row)))
     labels = np.array(paired["labels"]) == 1
     image = image_metrics(labels, np.array(paired["scores"]), THRESHOLD)
@@ -26,11 +27,11 @@ def run(row: str, shift: float, seed: int = 0, **change: Any) -> dict[str, Any]:
 
 
 def marks(cells: list[dict[str, Any]], key: str = "image") -> dict[str, str]:
-    table = next(table for table in tables(cells) if table.key == key)
+    table = next(table for table in make_tables(cells) if table.key == key)
     return {
-        f"{row.label} {figure.label}": entry.verdict.mark
+        f"{row.label} {metric.caption}": entry.verdict.mark
         for row in table.rows
-        for (_, figure), entry in row.entries.items()
+        for (_, metric), entry in row.entries.items()
         if entry.verdict is not None
     }
 
@@ -41,13 +42,13 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-@pytest.mark.parametrize("figure", [AUC, AP, F1])
-def test_with_one_seed_it_is_the_packages_own_paired_test(figure: Any) -> None:
+@pytest.mark.parametrize("metric", [AUC, AP, F1])
+def test_with_one_seed_it_is_the_packages_own_paired_test(metric: Any) -> None:
     a, b = run("ours", 1.5), run("theirs", 1.0)
-    found = compare([a], [b], figure, {})
+    found = compare_cells([a], [b], metric, {})
     labels, subjects = np.array(a["paired"]["labels"]) == 1, a["paired"]["subjects"]
     scores = [np.array(c["paired"]["scores"]) for c in (a, b)]
-    known = paired_image(labels, scores[0], scores[1], subjects, THRESHOLD, THRESHOLD, figure.name, draws=DRAWS)
+    known = paired_image(labels, scores[0], scores[1], subjects, THRESHOLD, THRESHOLD, metric.name, draws=DRAWS)
     assert known is not None
     assert found == pytest.approx((known.difference, known.p_value))
 
@@ -55,22 +56,22 @@ def test_with_one_seed_it_is_the_packages_own_paired_test(figure: Any) -> None:
 def test_the_order_of_the_images_does_not_matter() -> None:
     a, b = run("ours", 1.5), run("theirs", 1.0)
     turned = {name: value[::-1] for name, value in b["paired"].items() if isinstance(value, list)}
-    for figure in (AUC, DICE):
-        assert compare([a], [b], figure, {}) == compare([a], [{**b, "paired": turned}], figure, {})
+    for metric in (AUC, DICE):
+        assert compare_cells([a], [b], metric, {}) == compare_cells([a], [{**b, "paired": turned}], metric, {})
 
 
 def test_seeds_are_averaged_per_draw() -> None:
     ours = [run("ours", 1.5, seed) for seed in (0, 1)]
     theirs = [run("theirs", 1.0, seed) for seed in (0, 1)]
-    found = compare(ours, theirs, AUC, {})
+    found = compare_cells(ours, theirs, AUC, {})
     assert not isinstance(found, str)
     means = [np.mean([c["metrics"]["image"]["auc"] for c in cells]) for cells in (ours, theirs)]
     assert found[0] == pytest.approx(means[0] - means[1])
     noisy = [run("other seeds", 1.0, 7), run("other seeds", 1.0, 8)]
     first, second = (np.array(c["paired"]["scores"]) for c in noisy)
-    assert compare(noisy, noisy[::-1], AUC, {}) == (0.0, 1.0)  # the mean of figures, whatever the order of the seeds
+    assert compare_cells(noisy, noisy[::-1], AUC, {}) == (0.0, 1.0)  # the mean of metrics, whatever the order of the seeds
     averaged = run("other seeds", 0.0, paired=scored(((first + second) / 2).tolist()), key="averaged")
-    apart = compare(noisy, [averaged], AUC, {})
+    apart = compare_cells(noisy, [averaged], AUC, {})
     assert not isinstance(apart, str)
     assert apart[0] < 0.0  # averaging scores instead would test an ensemble, which ranks better than its members
 
@@ -91,23 +92,23 @@ def test_a_clear_difference_is_marked_both_ways_and_none_is_not() -> None:
 
 
 def test_the_test_is_against_the_best_baseline() -> None:
-    table = next(t for t in tables([run("ours", 1.5, group="ours"), run("good", 1.0), run("poor one", 0.1)]) if t.key == "image")
+    table = make_tables([run("ours", 1.5, group="ours"), run("good", 1.0), run("poor one", 0.1)])[0]
     verdict = table.rows[0].entries["lgg_flair", AUC].verdict
     assert verdict is not None
     assert verdict.against == "good"
 
 
-def test_pixel_figures_are_tested_by_the_signs_of_the_subjects() -> None:
+def test_pixel_metrics_are_tested_by_the_signs_of_the_subjects() -> None:
     ill = 8
     paired = scored([0.5] * 4 * ill)
     ours = {**paired, "dice": [None if value is None else value + 0.1 for value in paired["dice"]]}
-    found = compare([run("ours", 0.0, paired=ours)], [run("theirs", 0.0, paired=paired)], DICE, {})
+    found = compare_cells([run("ours", 0.0, paired=ours)], [run("theirs", 0.0, paired=paired)], DICE, {})
     assert not isinstance(found, str)
     assert found[0] == pytest.approx(0.1)
     assert found[1] == pytest.approx(2 / 2**ill, rel=0.5)  # two of the 2⁸ choices of signs are as far off
     for image in (2, 3):  # of every other ill subject, the other way round
         ours["dice"][image::8] = [0.4] * (ill // 2)
-    mixed = compare([run("ours", 0.0, paired=ours)], [run("theirs", 0.0, paired=paired)], DICE, {})
+    mixed = compare_cells([run("ours", 0.0, paired=ours)], [run("theirs", 0.0, paired=paired)], DICE, {})
     assert not isinstance(mixed, str)
     assert mixed[1] > 0.5
 
@@ -117,14 +118,15 @@ def test_other_images_mean_no_mark_and_a_note() -> None:
     other["inputs"] = [f"other {name}" for name in other["inputs"]]
     cells = [run("ours", 4.0, group="ours"), run("theirs", 1.0, paired=other)]
     assert marks(cells) == {}
-    assert "No test of ours against theirs on lgg_flair, AUC: not the same test images." in markdown(cells, tables(cells))
+    text = markdown_page(cells, make_tables(cells))
+    assert "No test of ours against theirs on lgg_flair, AUC: not the same test images." in text
 
 
 def test_too_few_subjects_prove_nothing() -> None:
-    few = 2 * 2 * (LEAST - 1)  # images: two per subject, every other subject ill
+    few = 2 * 2 * (MIN_SUBJECTS - 1)  # images: two per subject, every other subject ill
     a, b = (scored([float(v) for v in drawn(s, 0, few)]) for s in (9.0, 0.0))
-    found = compare([run("ours", 0.0, paired=a)], [run("theirs", 0.0, paired=b)], AP_PIX, {})
-    assert found == f"fewer than {LEAST} subjects with disease"
+    found = compare_cells([run("ours", 0.0, paired=a)], [run("theirs", 0.0, paired=b)], AP_PIX, {})
+    assert found == f"fewer than {MIN_SUBJECTS} subjects with disease"
 
 
 def test_no_mark_where_the_printed_means_say_the_opposite() -> None:
@@ -143,4 +145,4 @@ def test_ablations_are_tested_against_the_full_method() -> None:
 def test_a_cell_without_scores_is_named() -> None:
     cells = [run("ours", 4.0, group="ours"), {**run("theirs", 1.0), "paired": None}]
     assert marks(cells) == {}
-    assert "a cell lacks its scores per image" in markdown(cells, tables(cells))
+    assert "a cell lacks its scores per image" in markdown_page(cells, make_tables(cells))

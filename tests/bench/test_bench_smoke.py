@@ -1,30 +1,35 @@
-"""A smaller ``suites/smoke.toml`` from end to end: what it leaves, and that nothing of it is done twice."""
+"""A smaller ``suites/smoke.toml`` from end to end: what it writes, and that nothing is computed twice."""
 
 import shutil
 from pathlib import Path
 
 import pytest
-from bench_suites import cells_in, results_in, smaller_smoke, times
-from helpers import Cli, assert_nothing_half_written, run_process
+from bench_suites import cells_in, results_in, run_in_process, smaller_smoke, times
+from helpers import Cli, assert_nothing_half_written
+
+pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A smaller smoke suite and the folder that it was run in."""
-    folder = tmp_path_factory.mktemp("smoke")
+    """A smaller smoke suite and its output folder."""
+    from reshift.bench.run import Options, bench
+
+    folder, said = tmp_path_factory.mktemp("smoke"), list[str]()
     suite = smaller_smoke(folder)
-    done = run_process("bench", suite, "--out", folder / "out", "--device", "cpu")
-    assert done.code == 0, done.err
-    assert "14 of 14 cells finished" in done.out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reshift.bench.local_engine.run_local", run_in_process)
+        assert bench(Options(suite, folder / "out"), said.append, said.append) == 0
+    assert said[-1] == "14 of 14 cells finished"
     return suite, folder / "out"
 
 
-def test_the_smoke_suite_leaves_cells_models_and_tables(smoke: tuple[Path, Path]) -> None:
+def test_the_smoke_suite_writes_cells_models_and_tables(smoke: tuple[Path, Path]) -> None:
     _, out = smoke
     cells = cells_in(out)
     assert len(cells) == 14
     assert {cell["status"] for cell in cells.values()} == {"done"}
-    assert len(list((out / "models").iterdir())) == 5  # the sweep trains none, nor does the other set
+    assert len(list((out / "models").iterdir())) == 5  # the sweep and the other data set train none
     for name in ("tables.md", "tables.tex", "tables.csv"):
         assert "DMD" in (out / name).read_text()
     assert list((out / "figures").iterdir())

@@ -1,39 +1,62 @@
-"""Ctrl-C, a full disk and a second run in the same folder: one line, nothing lost, and a re-run goes on."""
+"""Ctrl-C, a full disk, a second run in the same folder: one line, nothing is lost, and a re-run continues."""
 
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from bench_suites import BRIGHTNESS, DAE, HEAD, LONG, cells_in, until, write_suite
+from bench_suites import BRIGHTNESS, DAE, HEAD, LONG, cells_in, run_in_process, write_suite
 from helpers import Cli, refused, run_process, start
+from processes import meanwhile, wait_until
 
 from reshift.bench.cells import read_cells
-from reshift.bench.lock import locked
+from reshift.system.lock import NAME, locked
+
+NO_CHECKPOINTS = HEAD.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0, log_every = 1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_writes_a_checkpoint_and_a_second_run_continues(tmp_path: Path, number: signal.Signals, run_cli: Cli) -> None:
-    never = HEAD.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0, log_every = 1")
-    suite, out = write_suite(tmp_path, never, LONG), tmp_path / "out"
+def test_a_stopped_run_writes_a_checkpoint_and_the_next_one_continues(
+    tmp_path: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite, out = write_suite(tmp_path, NO_CHECKPOINTS, LONG), tmp_path / "out"
     process = start("bench", suite, "--out", out, "--device", "cpu")
-    until(lambda: any(b"step" in path.read_bytes() for path in (out / "models").glob("*/log.jsonl")), process)
-    process.send_signal(number)
+    wait_until(lambda: logged(out), process)
+    process.send_signal(signal.SIGINT)
     err = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, err
-    assert err.splitlines()[-1].startswith("reshift: stopped; finished work is kept")
-    assert "Traceback" not in err
-    assert not (out / "lock.json").exists()
-    [log] = (out / "models").glob("*/log.jsonl")
-    before = log.read_text()
-    assert (log.parent / "checkpoint.safetensors").exists()
-    assert run_cli("bench", suite, "--out", out, "--device", "cpu").code == 0
-    assert log.read_text().startswith(before)  # with its seconds: those steps were not made again
+    first = assert_stopped(out, process.returncode, err)
+
+    def stop() -> None:
+        wait_until(lambda: len(logged(out)) > len(first))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with meanwhile(stop):
+        found = run_cli("bench", suite, "--out", out, "--device", "cpu")
+    second = assert_stopped(out, found.code, found.err)
+    monkeypatch.setattr("reshift.bench.local_engine.run_local", run_in_process)
+    assert run_cli("bench", suite, "--out", out).code == 0
+    assert second.startswith(first)  # with its seconds: those steps were not repeated
+    assert logged(out).startswith(second)
     assert [cell["status"] for cell in cells_in(out).values()] == ["done"]
 
 
-@pytest.mark.parametrize("largest", [400, 3500, 9000])  # the phantoms; the model; what is left of an evaluation
-def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path: Path, largest: int, run_cli: Cli) -> None:
+def logged(out: Path) -> str:
+    """The training log, once it has a step."""
+    text = "".join(path.read_text() for path in (out / "models").glob("*/log.jsonl"))
+    return text if "step" in text else ""
+
+
+def assert_stopped(out: Path, code: int, err: str) -> str:
+    """Check the end of a stopped run; return its training log."""
+    assert code == 130, err
+    assert err.splitlines()[-1].startswith("reshift: stopped; finished work is kept")
+    assert "Traceback" not in err
+    assert list((out / "models").glob("*/checkpoint.safetensors"))
+    return logged(out)
+
+
+@pytest.mark.usefixtures("in_process")  # the second run
+@pytest.mark.parametrize("largest", [400, 3500])  # while writing the phantoms; while writing the model
+def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, largest: int, run_cli: Cli) -> None:
     suite, out = write_suite(tmp_path, HEAD, BRIGHTNESS, DAE), tmp_path / "out"
     found = run_process("bench", suite, "--out", out, "--device", "cpu", largest_file=largest)
     assert (found.code, "Traceback" in found.err) == (2, False), found
@@ -42,22 +65,24 @@ def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path: Path, largest: int,
     assert {cell["status"] for cell in cells_in(out).values()} <= {"done"}
     assert read_cells(out)[1] == []
     if largest == 3500:
-        assert run_cli("bench", suite, "--out", out, "--device", "cpu").code == 0
+        assert run_cli("bench", suite, "--out", out).code == 0
         assert [cell["status"] for cell in cells_in(out).values()] == ["done", "done"]
 
 
-def test_what_a_killed_run_left_is_cleared_away(tmp_path: Path, run_cli: Cli) -> None:
-    gone, here, out = 2**22 + 1, os.getpid(), tmp_path / "out"  # no process has a number that large
-    for left in (f"data/.brain-0-{gone}", f"data/.brain-0-{here}", "cells", "evaluations/x"):
-        (out / left).mkdir(parents=True)
-    for left in ("cells/.1-2.tmp", "evaluations/x/.1-2.tmp", f"data/.brain-0-{gone}/image.png"):
+@pytest.mark.usefixtures("in_process")
+def test_unfinished_files_of_a_killed_run_are_removed(tmp_path: Path, run_cli: Cli) -> None:
+    suite, out = write_suite(tmp_path, HEAD, BRIGHTNESS), tmp_path / "out"
+    assert run_cli("bench", suite, "--out", out, "--dry-run").code == 0
+    [drawn] = (path for path in (out / "data").iterdir() if path.is_dir())
+    drawn.rename(drawn.with_name(f".{drawn.name}"))  # as if it had been killed while drawing
+    for left in ("cells/.1-2.tmp", "evaluations/x/.1-2.tmp"):
+        (out / left).parent.mkdir(parents=True)
         (out / left).touch()
-    assert run_cli("bench", write_suite(tmp_path, HEAD, BRIGHTNESS), "--out", out, "--device", "cpu").code == 0
-    assert [path.name for path in out.rglob(".*")] == [f".brain-0-{here}"]  # of somebody who is still at it
+    assert run_cli("bench", suite, "--out", out).code == 0
+    assert {path.name for path in out.rglob(".*")} == {NAME}
 
 
-def test_two_runs_at_once(tmp_path: Path, run_cli: Cli) -> None:
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path, run_cli: Cli) -> None:
     suite = write_suite(tmp_path, HEAD, BRIGHTNESS)
-    (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
-        refused(run_cli("bench", suite, "--out", tmp_path / "out"), tmp_path / "out", "another run (process", "at work there")
+        refused(run_cli("bench", suite, "--out", tmp_path / "out"), tmp_path / "out", "process", "is writing there")

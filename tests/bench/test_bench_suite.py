@@ -1,19 +1,19 @@
-"""Suites: what they stand for, and what is said about a mistake in one."""
+"""Suites: the cells they describe, the messages about a mistake, and the suites of this repository."""
 
 from pathlib import Path
 
 import pytest
 from bench_suites import BRIGHTNESS, DAE, HEAD, SUITES, SWEEP, write_suite
 
-from reshift.bench.plan import plan, tasks
-from reshift.bench.suite import load_suite
-from reshift.bench.version import code_of, code_version
+from reshift.bench.plan import group_tasks, plan
+from reshift.bench.suite import Entry, Suite, load_suite
+from reshift.bench.tables.paper import paper
+from reshift.bench.version import PACKAGE, code_version, imported_files, strip_code
+from reshift.datasets import DATASETS
 from reshift.errors import UserError
+from reshift.training.run import resolve
 
-
-@pytest.mark.parametrize("path", sorted(SUITES.glob("*.toml")), ids=lambda p: p.stem)
-def test_every_suite_of_ours_is_right(path: Path) -> None:
-    assert load_suite(path).entries
+SMALL = "phantom = { images = 8, test_normal = 2, test_abnormal = 2, size = 32 }"
 
 
 def test_rows_by_datasets_by_seeds(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_unknown_setting_of_a_method(tmp_path: Path) -> None:
         plan(suite, None, tmp_path / "out")
 
 
-def test_anothers_code_is_not_run_because_a_suite_names_it(tmp_path: Path) -> None:
+def test_a_suite_cannot_run_code_that_the_user_does_not_trust(tmp_path: Path) -> None:
     suite = load_suite(write_suite(tmp_path, HEAD, '[[rows]]\nmethod = "antigravity:Flight"\n'))
     with pytest.raises(UserError, match="RESHIFT_METHODS"):
         plan(suite, None, tmp_path / "out")
@@ -89,14 +89,14 @@ def test_updates_become_epochs_by_the_number_of_images(tmp_path: Path) -> None:
 def test_cells_that_differ_at_inference_share_a_model(tmp_path: Path) -> None:
     found = plan(load_suite(write_suite(tmp_path, HEAD, DAE, SWEEP)), None, tmp_path / "out").specs
     plain, absolute, squared = found
-    assert plain.key == absolute.key != squared.key  # the default value is what the plain row does
+    assert plain.key == absolute.key != squared.key  # the plain row has the default value
     assert absolute.predict == {}
     assert squared.predict == {"model": {"map": "squared"}}
-    [task] = tasks(found, tmp_path)
+    [task] = group_tasks(found, tmp_path)
     assert [spec.name for spec in task.cells] == [plain.name, squared.name]
 
 
-def test_a_key_knows_what_decides_and_nothing_else(tmp_path: Path) -> None:
+def test_a_key_depends_on_what_decides_the_result_and_on_nothing_else(tmp_path: Path) -> None:
     def key(*parts: str, out: str = "out") -> str:
         return plan(load_suite(write_suite(tmp_path, *parts)), None, tmp_path / out).specs[0].key
 
@@ -113,16 +113,27 @@ def test_a_key_knows_what_decides_and_nothing_else(tmp_path: Path) -> None:
     assert len({plain, *different}) == 6
 
 
-def test_the_code_that_counts() -> None:
+def test_comments_and_docstrings_do_not_change_the_code_version() -> None:
     one = 'def f() -> int:\n    """Say."""\n    return 1  # x\n'
     other = '"""Title."""\n# why\n\ndef f() -> int:\n    """Say otherwise,\n    at length."""\n\n    return 1  # x\n'
-    assert code_of(one) == code_of(other) != code_of(one.replace("return 1", "return 2"))
+    assert strip_code(one) == strip_code(other) != strip_code(one.replace("return 1", "return 2"))
+
+
+def test_the_code_of_a_cell_is_found_by_its_imports() -> None:
+    def files(*modules: str) -> set[str]:
+        return {path.relative_to(PACKAGE).as_posix() for path in imported_files(modules)}
+
+    cell = files("reshift.bench.compute")
+    assert {"config.py", "data/read.py", "evaluation/evaluate.py", "inference/model.py", "training/loop.py"} <= cell
+    assert not [name for name in cell if name.startswith(("cli/", "reports/", "errors.py"))]
+    assert "core/masks.py" in files("reshift.methods.dmd.method")
+    assert not {"core/masks.py", "methods/dmd/method.py", "bench/compute.py"} & files("reshift.methods.dae")
     assert code_version("dae") != code_version("dmd")
-    assert code_version("thor-simplex") == code_version("thor-gaussian")  # one file
+    assert code_version("thor-simplex") == code_version("thor-gaussian")  # the same file
 
 
-def test_missing_data_blocks_its_own_cells(tmp_path: Path) -> None:
-    sets = '[datasets.gone]\nmanifest = "gone/manifest.csv"\n[datasets.by_gone]\nphantom = {}\ntrained_on = "gone"\n'
+def test_missing_data_blocks_only_its_own_cells(tmp_path: Path) -> None:
+    sets = f'[datasets.gone]\nmanifest = "gone/manifest.csv"\n[datasets.by_gone]\n{SMALL}\ntrained_on = "gone"\n'
     suite = load_suite(write_suite(tmp_path, HEAD, sets, BRIGHTNESS))
     found = plan(suite, tmp_path, tmp_path / "out")
     assert [spec.name for spec in found.specs] == ["brain-brightness-0"]
@@ -131,11 +142,72 @@ def test_missing_data_blocks_its_own_cells(tmp_path: Path) -> None:
     assert "--data" in plan(suite, None, tmp_path / "out").blocked[0].why
 
 
-def test_a_set_that_only_lends_its_models_has_no_cells(tmp_path: Path) -> None:
+def test_a_data_set_without_test_images_only_lends_its_models(tmp_path: Path) -> None:
     from reshift.data.phantom import write_phantom
 
     write_phantom(tmp_path / "normals", train=16, test_normal=0, test_abnormal=0, size=32)
-    sets = '[datasets.normals]\nmanifest = "normals/manifest.csv"\n[datasets.by_normals]\nphantom = {}\ntrained_on = "normals"\n'
+    sets = f'[datasets.normals]\nmanifest = "normals/manifest.csv"\n[datasets.by_normals]\n{SMALL}\ntrained_on = "normals"\n'
     found = plan(load_suite(write_suite(tmp_path, HEAD, sets, BRIGHTNESS)), tmp_path, tmp_path / "out")
     assert [spec.dataset for spec in found.specs] == ["brain", "by_normals"]
     assert found.blocked == []
+
+
+# ---- the suites of this repository: every method, data set and setting that they name exists ----
+
+
+def suite(name: str) -> Suite:
+    return load_suite(SUITES / f"{name}.toml")
+
+
+def rows(name: str) -> dict[str, Entry]:
+    return {entry.row: entry for entry in suite(name).entries}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SUITES.glob("*.toml")))
+def test_every_row_resolves(name: str) -> None:
+    for entry in rows(name).values():
+        config = resolve(entry.method, entry.profile, [*entry.layers, {"model": dict(entry.updates)}])
+        resolve(entry.method, entry.profile, [*entry.layers, entry.predict])
+        assert config.method == entry.method
+
+
+def test_the_paper_suite_is_the_papers() -> None:
+    found = suite("paper")
+    assert set(found.datasets) <= set(DATASETS)
+    assert {entry.seed for entry in found.entries} == {0, 1, 2, 3, 4}
+    assert {entry.method for entry in found.entries} == set(paper()["methods"])
+    assert set(rows("paper")) == {row for table in ("image", "pixel") for row in paper()["tables"][table]["rows"]}
+    assert found.datasets["wmh"].trained_on == "brats2021"
+    assert found.normative
+    assert {paper()["datasets"][name][0] for name in found.datasets} == {"BraTS2021", "BUSI", "VinDr-CXR", "ATLAS 2.0", "WMH"}
+
+
+@pytest.mark.parametrize("name", ["ablation", "real"])
+def test_an_ablation_switches_one_component_off(name: str) -> None:
+    variants = [entry for entry in rows(name).values() if entry.group == "ablation"]
+    off = [[flag for layer in entry.layers for flag, on in layer.get("model", {}).items() if on is False] for entry in variants]
+    assert sorted(off) == sorted([flag] for flag in paper()["variants"])
+    assert rows(name)["DMD"].group == "ours"
+
+
+def test_the_sweeps_are_of_inference_where_nothing_is_trained_anew() -> None:
+    found = rows("sensitivity").values()
+    values: dict[str, list[float]] = {}
+    for entry in found:
+        assert entry.setting is not None
+        values.setdefault(entry.setting["name"], []).append(entry.setting["value"])
+        assert bool(entry.predict) == (entry.setting["name"] != "model.lambda_cls")
+    assert values["model.t_star"] == list(range(100, 1000, 100))
+    assert 0.1 in values["model.lambda_cls"]
+    assert 4 in values["model.mask_side"]
+    assert {entry.seed for entry in suite("sensitivity").entries} == {0, 1, 2}
+
+
+def test_real_names_the_six_sets_and_tests_on_those_that_have_disease() -> None:
+    found = suite("real")
+    folders = {Path(data.manifest or "").parts[0] for data in found.datasets.values()}
+    assert folders == {"lgg_flair", "wmh_flair", "busi", "arc_t1_stroke", "nih_cxr", "ixi_t1"}
+    assert found.datasets["wmh_flair"].trained_on == "lgg_flair"
+    assert "ixi_t1" not in {entry.dataset for entry in found.entries}
+    assert {entry.trained_on for entry in found.entries} == {"lgg_flair", "busi", "arc_t1_stroke", "nih_cxr", "ixi_t1"}
+    assert {entry.seed for entry in found.entries} == {0, 1, 2}

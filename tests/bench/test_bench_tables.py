@@ -1,4 +1,4 @@
-"""Tables of a benchmark: what a figure carries, what is best, what failed, what the paper prints, and LaTeX that is whole."""
+"""Tables of a benchmark: means and intervals, ranks, failed cells, the paper's numbers, and valid LaTeX."""
 
 import csv
 import io
@@ -11,26 +11,28 @@ from typing import Any
 import pytest
 from bench_cells import broken, cell
 
-from reshift.bench.latex import escape, latex
-from reshift.bench.markdown import csv_text
-from reshift.bench.printed import lookup, paper, printed_table
-from reshift.bench.summary import AP, AP_PIX, AUC, DICE, Table
-from reshift.bench.sweeps import figures
-from reshift.bench.tables import markdown, tables, write_all
+from reshift.bench.tables import markdown_page, write_tables
+from reshift.bench.tables.build import make_tables
+from reshift.bench.tables.figures import write_figures
+from reshift.bench.tables.formats import csv_text, escape, latex
+from reshift.bench.tables.paper import find_printed, paper, printed_table
+from reshift.bench.tables.summary import Table
+from reshift.evaluation.metrics.table import METRICS
 
+AUC, AP, AP_PIX, DICE = (METRICS[key] for key in ("image.auc", "image.ap", "pixel.ap", "pixel.dice"))
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "dmd_paper.tex"
 
 
 def named(cells: list[dict[str, Any]], key: str) -> Table:
-    return next(table for table in tables(cells) if table.key == key)
+    return next(table for table in make_tables(cells) if table.key == key)
 
 
-def entries(cells: list[dict[str, Any]], key: str = "image", figure: Any = AUC, dataset: str = "lgg_flair") -> dict[str, Any]:
-    return {row.title: row.entries[dataset, figure] for row in named(cells, key).rows}
+def entries(cells: list[dict[str, Any]], key: str = "image", metric: Any = AUC, dataset: str = "lgg_flair") -> dict[str, Any]:
+    return {row.title: row.entries[dataset, metric] for row in named(cells, key).rows}
 
 
 def page(cells: list[dict[str, Any]]) -> str:
-    return markdown(cells, tables(cells))
+    return markdown_page(cells, make_tables(cells))
 
 
 def test_mean_deviation_and_seeds() -> None:
@@ -47,7 +49,7 @@ def test_the_interval_is_the_cells_own_or_the_mean_of_the_seeds_bounds() -> None
     without = cell("DAE", seed=2, image={"auc": 0.55})
     assert entries([*cells, without])["DAE"].interval is None  # no interval of some of the seeds
     assert "[45.0, 75.0]" in page(cells)
-    assert "[45.0, 75.0]" in latex(tables(cells))
+    assert "[45.0, 75.0]" in latex(make_tables(cells))
 
 
 def test_best_and_second_of_all_rows_whatever_their_seeds() -> None:
@@ -70,12 +72,12 @@ def test_a_failed_cell_is_seen_and_is_no_zero() -> None:
     found = entries(cells)
     assert (found["VAE"].mean, found["VAE"].failed) == (None, 1)
     assert (found["AE"].mean, found["AE"].seeds, found["AE"].failed) == (0.5, 1, 1)
-    text, tex = page(cells), latex(tables(cells))
+    text, tex = page(cells), latex(make_tables(cells))
     assert "| VAE | **failed** |" in text.replace("| VAE |  |", "| VAE |")
     assert "1 failed)" in text
     assert "| lgg_flair | VAE | 0 | out of memory \\| at step 3 |" in text
     assert r"\emph{failed}" in tex
-    rows = list(csv.DictReader(io.StringIO(csv_text(tables(cells)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(make_tables(cells)))))
     assert [row["mean"] for row in rows if row["row"] == "VAE"] == [""] * len([row for row in rows if row["row"] == "VAE"])
 
 
@@ -104,21 +106,21 @@ def test_a_stand_in_has_its_mark_and_its_caveat() -> None:
     cells = [cell("Dif-fuse", caveat="it is a stand-in", image={"auc": 0.5}), cell("AE", image={"auc": 0.4})]
     assert list(entries(cells)) == ["Dif-fuse†", "AE"]
     assert "- † it is a stand-in" in page(cells)
-    assert r"Dif-fuse\textdagger{}" in latex(tables(cells))
+    assert r"Dif-fuse\textdagger{}" in latex(make_tables(cells))
 
 
-def test_pixel_figures_leave_out_a_set_without_masks() -> None:
+def test_pixel_metrics_leave_out_a_set_without_masks() -> None:
     cells = [cell("DAE", pixel={"ap": 0.3, "dice": 0.2}), cell("DAE", "nih_cxr", image={"auc": 0.5}, pixel={"ap": None})]
     assert named(cells, "pixel").datasets == ("lgg_flair",)
-    assert named(cells, "pixel").figures == (AP_PIX, DICE)
+    assert named(cells, "pixel").metrics == (AP_PIX, DICE)
 
 
 def test_normative_and_cost_tables() -> None:
     cells = [cell("DAE", normative={"rqi": 0.5, "ahi": None, "caci": 0.25}, image={"auc": 0.5})]
-    assert [figure.label for figure in named(cells, "normative").figures] == ["RQI", "CACI"]
+    assert [metric.caption for metric in named(cells, "normative").metrics] == ["RQI", "CACI"]
     assert "0.25" in page(cells)
     assert "Measured on 2 a processor." in page(cells)
-    assert not any(table.key == "normative" for table in tables([cell("DAE", image={"auc": 0.5})]))
+    assert not any(table.key == "normative" for table in make_tables([cell("DAE", image={"auc": 0.5})]))
 
 
 def test_a_method_with_cells_of_several_versions_of_the_code_is_named() -> None:
@@ -133,8 +135,8 @@ def test_a_method_with_cells_of_several_versions_of_the_code_is_named() -> None:
 def ablation() -> list[dict[str, Any]]:
     full = [cell("DMD", seed=s, method="dmd", group="ours", image={"auc": 0.8}, pixel={"ap": 0.5}) for s in (0, 1)]
     off = {"model": {"classifier": False}}
-    figure = {"auc": 0.6, "ap": 0.5}
-    return [*full, *(cell("w/o classifier", seed=s, method="dmd", group="ablation", config=off, image=figure) for s in (0, 1))]
+    image = {"auc": 0.6, "ap": 0.5}
+    return [*full, *(cell("w/o classifier", seed=s, method="dmd", group="ablation", config=off, image=image) for s in (0, 1))]
 
 
 def sweep(*values: Any) -> list[dict[str, Any]]:
@@ -147,59 +149,59 @@ def sweep(*values: Any) -> list[dict[str, Any]]:
 
 
 def test_the_ablation_has_its_own_table_with_the_full_method_last() -> None:
-    made = tables(ablation())
+    made = make_tables(ablation())
     assert [table.key for table in made] == ["ablation", "cost"]  # one row alone makes no main table beside it
     assert [row.label for row in made[0].rows] == ["w/o classifier", "DMD"]
-    found = lookup("ablation", made[0].rows[0], ("lgg_flair", AP))
+    found = find_printed("ablation", made[0].rows[0], ("lgg_flair", AP))
     assert found is not None
     assert found.mean == pytest.approx(0.897)
 
 
 def test_a_sweep_is_a_table_in_the_order_of_its_values() -> None:
-    table = tables(sweep(900, 100, 500))[0]
+    table = make_tables(sweep(900, 100, 500))[0]
     assert [row.label for row in table.rows] == ["100", "500", "900"]
     assert table.head == "model.t_star"
     assert any("500–600" in note for note in table.notes)
-    assert [row.label for row in tables(sweep("unit", "none"))[0].rows] == ["unit", "none"]
+    assert [row.label for row in make_tables(sweep("unit", "none"))[0].rows] == ["unit", "none"]
 
 
-def test_figures_of_ablation_and_sweep(tmp_path: Path) -> None:
+def test_figures_of_ablations_and_sweeps(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    written = {path.name for path in figures([*ablation(), *sweep(100, 500, 900)], tmp_path)}
+    written = {path.name for path in write_figures([*ablation(), *sweep(100, 500, 900)], tmp_path)}
     assert written == {
         "ablation-dmd.png", "sensitivity-dmd-model.t_star-dice.png", "sensitivity-dmd-model.t_star-ap_pix.png",
     }  # fmt: skip
     assert (tmp_path / "ablation-dmd.pdf").stat().st_size > 1000
-    assert figures(sweep("unit", "none", "other"), tmp_path / "none") == []
+    assert write_figures(sweep("unit", "none", "other"), tmp_path / "none") == []
 
 
 def test_without_matplotlib_there_are_tables_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    write_all(ablation(), tmp_path)
+    write_tables(ablation(), tmp_path)
     assert capsys.readouterr().err.splitlines() == ["no figures: figures need matplotlib: pip install 'reshift[report]'"]
     assert {path.name for path in tmp_path.iterdir()} == {"tables.md", "tables.tex", "tables.csv"}
 
 
 def test_no_cells_make_an_empty_page(tmp_path: Path) -> None:
-    write_all([], tmp_path)
+    write_tables([], tmp_path)
     assert (tmp_path / "tables.md").read_text().startswith("# Benchmark: no cells")
 
 
 # ---- what the paper prints -----------------------------------------------------------------------------------------
 
 
-def test_printed_figures_stand_in_columns_of_their_own_and_change_nothing() -> None:
+def test_printed_numbers_have_columns_of_their_own_and_change_nothing() -> None:
     cells = [cell("DAE", image={"auc": 0.6}), cell("Mine", method="reshift", image={"auc": 0.5})]
     text = page(cells)
-    assert "| DAE | 1 | **60.0** | *85.1 ± 0.23* |" in text  # the paper's 85.1 outranks nobody
+    assert "| DAE | 1 | **60.0** | *85.1 ± 0.23* |" in text  # the paper's 85.1 is not ranked
     assert "| Mine | 1 | <u>50.0</u> |  |" in text
     assert "other data: TCGA-LGG FLAIR slices stand in for BraTS2021" in text
     beside = printed_table(named(cells, "image"))
     assert beside is not None
     assert (beside.datasets, [row.label for row in beside.rows]) == (("BraTS2021",), ["DAE"])
-    row = next(csv.DictReader(io.StringIO(csv_text(tables(cells)))))
+    row = next(csv.DictReader(io.StringIO(csv_text(make_tables(cells)))))
     assert (row["mean"], row["printed_mean"], row["printed_dataset"]) == ("0.6", "0.851", "BraTS2021")
 
 
@@ -251,7 +253,7 @@ def test_latex_is_whole(tmp_path: Path) -> None:
     known = {"image": {"auc": 0.5, "ap": 0.4, "f1": 0.3}, "intervals": {"image": {"auc": [0.4, 0.6]}}}
     names = [(row, data) for row in ("A_b & c%", "DAE", "w/o {x}") for data in ("busi", "lgg_flair", "nih_cxr", "o_4")]
     cells = [cell(row, data, seed, **known) for row, data in names for seed in (0, 1)]
-    write_all([*cells, broken("VAE", "busi"), *ablation(), *sweep(1, 2, 3)], tmp_path)
+    write_tables([*cells, broken("VAE", "busi"), *ablation(), *sweep(1, 2, 3)], tmp_path)
     text = (tmp_path / "tables.tex").read_text()
     opened = re.findall(r"\\(begin|end)\{([\w*]+)\}", text)
     stack: list[str] = []
@@ -280,7 +282,7 @@ def test_latex_escapes_what_would_break_it() -> None:
 
 def test_the_same_cells_give_the_same_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_all([*ablation(), cell("DAE", image={"auc": 0.5})], tmp_path / name)
+        write_tables([*ablation(), cell("DAE", image={"auc": 0.5})], tmp_path / name)
     for path in sorted((tmp_path / "a").rglob("*.*")):
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path
     assert math.isclose(float(next(csv.DictReader((tmp_path / "a" / "tables.csv").open()))["mean"]), 0.8)

@@ -1,4 +1,4 @@
-"""Tracking by TensorBoard and MLflow: every finite number of a cell, nothing twice, one line where an extra is missing."""
+"""Tracking with TensorBoard and MLflow: every finite metric of a cell, no cell twice, one line if an extra is missing."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from bench_cells import broken, cell
 from reshift.bench.track import scalars, tracking
 from reshift.errors import UserError
 
-FIGURES: dict[str, Any] = {
+METRICS: dict[str, Any] = {
     "image": {"auc": 0.9, "ap": None, "threshold": float("inf")},
     "pixel": {"ap": 0.25},
     "normative": {"rqi": 0.5, "features": "a network"},
@@ -19,14 +19,14 @@ FIGURES: dict[str, Any] = {
 
 
 def test_scalars_are_the_finite_numbers() -> None:
-    found = scalars(cell("DAE", **FIGURES))
+    found = scalars(cell("DAE", **METRICS))
     assert found == {
         "image/auc": 0.9, "pixel/ap": 0.25, "normative/rqi": 0.5, "cost/train_seconds": 10.0, "cost/images_per_second": 50.0,
     }  # fmt: skip
     assert scalars(broken("DAE")) == {}
 
 
-def test_tensorboard_gets_a_curve_over_seeds(tmp_path: Path) -> None:
+def test_tensorboard_shows_a_curve_over_seeds(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with tracking(["tensorboard"], tmp_path) as track:
         for seed, auc in enumerate((0.5, 0.75)):
@@ -46,7 +46,7 @@ def test_a_missing_extra_is_one_line(kind: Any, module: str, extra: str, tmp_pat
 
 
 class FakeClient:
-    """As much of MLflow's client as tracking uses; what it was told is kept for all of them, as by a server."""
+    """The part of MLflow's client that tracking uses; all clients share their data, as with a server."""
 
     runs: dict[str, dict[str, Any]] = {}  # noqa: RUF012
     made: list[str] = []  # noqa: RUF012
@@ -95,8 +95,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     return FakeClient
 
 
-def test_mlflow_gets_a_run_per_cell_and_nothing_twice(client: type[FakeClient], tmp_path: Path) -> None:
-    swept = cell("t=5", seed=1, setting={"name": "model.t_star", "value": 5}, **FIGURES)
+def test_mlflow_has_one_run_per_cell(client: type[FakeClient], tmp_path: Path) -> None:
+    swept = cell("t=5", seed=1, setting={"name": "model.t_star", "value": 5}, **METRICS)
     for _ in range(2):
         with tracking(["mlflow"], tmp_path) as track:
             track(swept)
@@ -116,13 +116,13 @@ def test_a_server_that_cannot_be_reached_is_one_line(
     assert client.runs == {}
 
 
-def test_a_server_that_goes_away_stops_tracking_and_nothing_else(
+def test_a_server_that_stops_answering_ends_tracking_and_nothing_else(
     client: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(client, "broken", True)
     with tracking(["mlflow"], tmp_path) as track:
         for seed in range(3):
-            track(cell("DAE", seed=seed, **FIGURES))
+            track(cell("DAE", seed=seed, **METRICS))
     assert capsys.readouterr().err == "warning: tracking stopped: ConnectionError: gone\n"
 
 
@@ -132,7 +132,7 @@ def test_mlflow_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for _ in range(2):
         with tracking(["mlflow"], tmp_path) as track:
-            track(cell("DAE", **FIGURES))
+            track(cell("DAE", **METRICS))
     tracked: Any = sys.modules["mlflow.tracking"].MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     (run,) = tracked.search_runs([tracked.get_experiment_by_name("reshift test").experiment_id])
-    assert run.data.metrics == scalars(cell("DAE", **FIGURES))
+    assert run.data.metrics == scalars(cell("DAE", **METRICS))

@@ -1,4 +1,4 @@
-"""The view of a running benchmark: right counts, an honest ETA, plain lines in a log, and never the end of a run."""
+"""The view of a running benchmark: counts, time left, plain lines in a log; it never stops a run."""
 
 import io
 import sys
@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from reshift.bench.events import Event
-from reshift.bench.view import State, drawn, live, span
+from reshift.bench.cells import Event
+from reshift.bench.view import State, duration, live, panel_content
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 
 
 class Closed(Terminal):
-    """A terminal whose other end has gone."""
+    """A terminal that has been closed."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError
@@ -40,7 +40,7 @@ class Closed(Terminal):
 def test_counts_and_best_of_each_dataset() -> None:
     state = State(6, ["ixi", "ixi-atlas", "busi"])
     for event in (
-        Event("cached", "busi-dae-0", figure="AUC 0.700, AP 0.2"),
+        Event("cached", "busi-dae-0", detail="AUC 0.700, AP 0.2"),
         Event("started", "busi-ae-0"),
         Event("done", "busi-ae-0", 4.0, "AUC 0.600"),
         Event("started", "ixi-atlas-thor-simplex-0"),
@@ -49,7 +49,7 @@ def test_counts_and_best_of_each_dataset() -> None:
         Event("failed", "ixi-ae-0", 1.0, "out of memory at step 17"),
         Event("started", "ixi-ae-1"),
     ):
-        state.take(event)
+        state.add(event)
     assert state.ended == {"done": 2, "failed": 1, "cached": 1}
     assert list(state.running) == ["ixi-ae-1"]
     assert {name: value for name, (value, _) in state.best.items()} == {"busi": 0.7, "ixi-atlas": 0.9}
@@ -57,25 +57,25 @@ def test_counts_and_best_of_each_dataset() -> None:
     assert state.line().startswith("4/6 cells: 2 done, 1 failed, 1 cached, 1 running, about ")
 
 
-def test_the_eta_comes_from_finished_cells_and_what_runs_at_once() -> None:
+def test_time_left_comes_from_finished_cells_and_the_number_running() -> None:
     clock = Clock()
     state = State(10, clock=clock)
     assert state.eta() is None
-    state.take(Event("cached", "a-0"))
+    state.add(Event("cached", "a-0"))
     assert state.eta() is None  # a cached cell says nothing about time
-    state.take(Event("started", "a-1"))
+    state.add(Event("started", "a-1"))
     clock.now = 10.0
-    state.take(Event("done", "a-1", 10.0))
-    state.take(Event("started", "a-2"))
-    state.take(Event("started", "a-3"))
+    state.add(Event("done", "a-1", 10.0))
+    state.add(Event("started", "a-2"))
+    state.add(Event("started", "a-3"))
     clock.now = 14.0  # 6 seconds left of each, and 6 cells of 10 seconds waiting, two at a time
     assert state.eta() == pytest.approx((6 * 10 + 2 * 6) / 2)
     clock.now = 100.0  # longer than expected: no negative time
     assert state.eta() == pytest.approx(30.0)
 
 
-def test_durations_for_people() -> None:
-    assert [span(s) for s in (5, 89, 600, 9000)] == ["5 s", "89 s", "10 min", "2.5 h"]
+def test_durations_as_text() -> None:
+    assert [duration(s) for s in (5, 89, 600, 9000)] == ["5 s", "89 s", "10 min", "2.5 h"]
 
 
 def test_plain_lines_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,18 +100,18 @@ def test_a_panel_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         report(Event("started", "busi-[red]-0"))
         report(Event("done", "busi-[red]-0", 2.0, "AUC 0.900"))
     shown = screen.getvalue()
-    assert "best so far on busi: busi-[red]-0: AUC 0.900" in shown  # a name is no markup
+    assert "best so far on busi: busi-[red]-0: AUC 0.900" in shown  # a name is not markup
     assert shown.rstrip().endswith("1/2 cells: 1 done, about 2 s left")
 
 
-def test_the_panel_lists_what_runs_and_what_failed() -> None:
+def test_the_panel_lists_running_and_failed_cells() -> None:
     from rich.console import Console
 
     state = State(4)
-    state.take(Event("started", "busi-dae-0"))
-    state.take(Event("failed", "busi-ae-0", 1.0, "a reason"))
+    state.add(Event("started", "busi-dae-0"))
+    state.add(Event("failed", "busi-ae-0", 1.0, "a reason"))
     console = Console(file=io.StringIO(), width=100)
-    console.print(drawn(state))
+    console.print(panel_content(state))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "running busi-dae-0" in text
     assert "failed busi-ae-0: a reason" in text
@@ -128,7 +128,7 @@ def test_a_broken_terminal_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch
     assert done == [0, 1]
 
 
-def test_a_mistake_of_the_run_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_run_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> None:
         with live(2) as report:
             report(Event("done", "a-0", 1.0))

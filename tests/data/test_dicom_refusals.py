@@ -1,4 +1,4 @@
-"""What can be wrong with a DICOM file: one line that names the tag, never a traceback, never anything of the patient."""
+"""Bad DICOM files are refused in one line that names the tag; no traceback, nothing about the patient."""
 
 import os
 import struct
@@ -24,7 +24,8 @@ from test_dicom import compressed, refusal, shipped
 from reshift.data.dicom import decode as dicom_decode
 from reshift.data.dicom import header as dicom_header
 from reshift.data.dicom.decode import stream_size
-from reshift.data.dicom.series import is_dicom, read_dicom
+from reshift.data.dicom.header import is_dicom
+from reshift.data.dicom.series import read_dicom
 from reshift.data.image import Image
 from reshift.errors import UserError
 
@@ -46,7 +47,7 @@ FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthChe
         ({"Rows": 65535, "Columns": 65535}, "65535×65535×1, over the limit"),
         ({"NumberOfFrames": 2**31 - 1}, "over the limit"),
         ({"NumberOfFrames": 0}, "NumberOfFrames is 0"),
-        ({"NumberOfFrames": 4}, "holds 4 frames that do not say where they lie"),
+        ({"NumberOfFrames": 4}, "holds 4 frames without positions"),
         ({"Rows": 25}, "its PixelData holds 960 of 1,000 bytes"),
         ({"BitsStored": 17}, "BitsStored 17"),
         ({"BitsAllocated": 12}, "BitsAllocated 12"),
@@ -62,12 +63,12 @@ def test_one_line_with_the_name_of_the_tag(tmp_path: Path, tags: dict[str, Any],
     assert expected in refusal(write(grey(values(), stored=12, **tags), tmp_path / "a.dcm"))
 
 
-def test_what_is_no_dicom_file(tmp_path: Path) -> None:
+def test_files_that_are_not_dicom(tmp_path: Path) -> None:
     whole = write(ct(values()), tmp_path / "whole").read_bytes()
     for name, content, expected in (
         ("empty.dcm", b"", "0 bytes"),
         ("bare.dcm", whole[132:], "without the preamble 'DICM'"),
-        ("text.dcm", b"no scan at all" * 50, "without the preamble 'DICM'"),
+        ("text.dcm", b"not DICOM at all" * 50, "without the preamble 'DICM'"),
         ("cut.dcm", whole[:-7], "its PixelData holds 953 of 960 bytes"),
         ("header.dcm", whole[:400], "has no"),
     ):
@@ -83,7 +84,7 @@ def test_what_is_no_dicom_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert not is_dicom(tmp_path / "pipe")
     assert "not a regular file" in refusal(tmp_path / "pipe")
@@ -92,7 +93,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["rtplan.dcm", "reportsi.dcm", "waveform_ecg.dcm", "liver_1frame.dcm", "MR_truncated.dcm", "badVR.dcm"]
 )
-def test_shipped_files_without_a_picture(name: str) -> None:
+def test_shipped_files_without_an_image(name: str) -> None:
     text = refusal(shipped(name))
     assert any(tag in text for tag in ("Rows", "BitsAllocated", "PixelData", "NumberOfFrames"))
 
@@ -160,20 +161,20 @@ def test_a_stream_of_another_size_is_not_decoded(tmp_path: Path, syntax: str) ->
     assert stream_size(raw[at:]) == (24, 20)
     size = struct.Struct(">I" if syntax == JPEG2000Lossless else ">H")
     (tmp_path / "a.dcm").write_bytes(raw[:at] + raw[at:].replace(size.pack(24), size.pack(65520), 1))
-    assert "another size than the header says" in refusal(tmp_path / "a.dcm")
+    assert "another size than its header" in refusal(tmp_path / "a.dcm")
 
 
 # ---- a decoder that dies or hangs ------------------------------------------------------------------------------------
 
 
-def test_a_decoder_that_dies_costs_one_file(tmp_path: Path) -> None:
+def test_a_decoder_that_dies_fails_one_file(tmp_path: Path) -> None:
     path = compressed(grey(values(), stored=12), JPEGLosslessSV1, tmp_path)
     assert isinstance(read_dicom(path), Image)
-    helper = dicom_decode._idle[-1]
-    helper.process.kill()
-    helper.process.wait()
-    assert isinstance(read_dicom(path), Image)  # the next file starts another
-    assert helper not in dicom_decode._all
+    worker = dicom_decode._idle[-1]
+    worker.process.kill()
+    worker.process.wait()
+    assert isinstance(read_dicom(path), Image)  # the next file starts another worker
+    assert worker not in dicom_decode._all
 
 
 def test_a_decoder_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +202,7 @@ def test_readers_in_many_threads(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(dicom_decode._all) == len(dicom_decode._idle) <= 6  # they are kept for the next threads
+    assert len(dicom_decode._all) == len(dicom_decode._idle) <= 6  # kept for the next threads
     for k in range(6):
         np.testing.assert_array_equal(found[k].pixels[:, :, 0], values(k))
 
@@ -250,15 +251,15 @@ VALUES = st.none() | st.integers(0, 65535) | st.sampled_from([0.0, -1e30, 1e-30,
 
 @FUZZ
 @given(changes=st.dictionaries(st.sampled_from(TAGS), VALUES, max_size=4))
-def test_tags_missing_or_of_odd_values(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_missing_tags_and_unusual_values(tmp_path: Path, changes: dict[str, Any]) -> None:
     ds = ct(values(), WindowCenter=40, WindowWidth=400, PixelPaddingValue=3, NumberOfFrames=1, VOILUTFunction="LINEAR")
     for tag, value in changes.items():
-        with suppress(Exception):  # what pydicom itself refuses to write
+        with suppress(Exception):  # pydicom refuses to write some values
             if value is None:
                 del ds[tag]
             else:
                 setattr(ds, tag, value)
-    with suppress(Exception):  # half a file is damage, too
+    with suppress(Exception):  # half a file is damaged too
         write(ds, tmp_path / "a.dcm")
     if (tmp_path / "a.dcm").exists():
         with suppress(UserError):

@@ -1,4 +1,4 @@
-"""DICOM series: order, affine and refusals, against the formula of the standard written out voxel by voxel."""
+"""DICOM series: order, affine and refusals, compared voxel by voxel with the formula of the standard."""
 
 import shutil
 from pathlib import Path
@@ -35,7 +35,7 @@ def ras(ds: Dataset, row: int, column: int) -> Any:
 
 
 def check_every_voxel(volume: DicomVolume, slices: list[Dataset], stored: Any, slope: float, intercept: float) -> None:
-    """Each canonical voxel lies where its DICOM slice says, and holds that slice's value there."""
+    """Each canonical voxel has the position and the value of its DICOM slice."""
     native = np.full(volume.native_shape, -1, dtype=np.int64)
     for k in range(len(slices)):
         native[k] = np.arange(native[k].size).reshape(native[k].shape) + k * native[k].size
@@ -49,7 +49,7 @@ def check_every_voxel(volume: DicomVolume, slices: list[Dataset], stored: Any, s
 
 
 @pytest.mark.parametrize("turn", TURNS)
-def test_a_series_lies_where_the_standard_says(tmp_path: Path, turn: str) -> None:
+def test_positions_of_a_series_follow_the_standard(tmp_path: Path, turn: str) -> None:
     slices = series(tmp_path, 5, TURNS[turn])
     volume = read_series(tmp_path)
     assert volume.notes == ()
@@ -68,7 +68,7 @@ def test_any_orientation(tmp_path: Path, angles: tuple[float, float, float], cou
 
 
 @pytest.mark.parametrize("turn", TURNS)
-def test_an_enhanced_file_lies_where_the_standard_says(tmp_path: Path, turn: str) -> None:
+def test_positions_of_an_enhanced_file_follow_the_standard(tmp_path: Path, turn: str) -> None:
     ds = enhanced((2, 0, 3, 1), TURNS[turn])
     volume = read_dicom(write(ds, tmp_path / "a.dcm"))
     assert isinstance(volume, DicomVolume)
@@ -79,17 +79,17 @@ def test_an_enhanced_file_lies_where_the_standard_says(tmp_path: Path, turn: str
         slices.append(change(Dataset(), ImagePositionPatient=place, PixelSpacing=[0.8, 0.6],
                              ImageOrientationPatient=[float(v) for v in TURNS[turn]]))  # fmt: skip
     check_every_voxel(volume, slices, [values(k) for k in range(4)], 2, -5)
-    assert volume.window == (199.5, 999.5)  # every frame names it
+    assert volume.window == (199.5, 999.5)  # of every frame
     np.testing.assert_array_equal(read_series(tmp_path).voxels, volume.voxels)
 
 
-SCAN = Path(__file__).parents[3] / "shared" / "raw" / "IXI132-HH-1415_T1.nii.gz"
+REAL_VOLUME = Path(__file__).parents[3] / "shared" / "raw" / "IXI132-HH-1415_T1.nii.gz"
 
 
-@pytest.mark.skipif(not SCAN.exists(), reason="no real scan here")
-def test_a_real_scan_is_the_same_from_nifti_and_from_dicom(tmp_path: Path) -> None:
-    """Two readers that share no geometry: nibabel's affine, and slices written by the standard's formula."""
-    nifti = read_nifti(SCAN)
+@pytest.mark.skipif(not REAL_VOLUME.exists(), reason="no real volume here (shared/raw/IXI132-HH-1415_T1.nii.gz)")
+def test_a_real_volume_is_the_same_from_nifti_and_from_dicom(tmp_path: Path) -> None:
+    """The two readers share no geometry code: nibabel's affine, and slices written by the standard's formula."""
+    nifti = read_nifti(REAL_VOLUME)
     array, affine = nifti.to_native(nifti.voxels), nifti.native_affine
     lps, lengths = np.diag([-1, -1, 1]) @ affine[:3], np.linalg.norm(affine[:3, :3], axis=0)
     for k in range(array.shape[2]):
@@ -140,13 +140,13 @@ def test_padding_and_inversion_of_a_series(tmp_path: Path, photometric: str, slo
     assert (planes[:, 0] == planes[:, 1:].min()).all()
 
 
-def test_a_radiograph_needs_no_place(tmp_path: Path) -> None:
+def test_a_radiograph_needs_no_position(tmp_path: Path) -> None:
     read = read_dicom(write(grey(values(), stored=12, ImagerPixelSpacing=[0.2, 0.14]), tmp_path / "a.dcm"))
     assert not isinstance(read, DicomVolume)
     assert read.spacing == (0.2, 0.14)
 
 
-# ---- what is odd is said, what is wrong is refused -------------------------------------------------------------------
+# ---- notes and refusals ------------------------------------------------------------------------------------------
 
 
 def refusal(folder: Path) -> str:
@@ -204,13 +204,13 @@ def test_localisers_are_left_out_with_a_note(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_one_odd_slice_is_refused(tmp_path: Path, tags: dict[str, Any], expected: str) -> None:
+def test_one_different_slice_is_refused(tmp_path: Path, tags: dict[str, Any], expected: str) -> None:
     series(tmp_path, 4)
-    write(ct(values(7), (-31.0, 12.5, 7.25 + 10.0), **tags), tmp_path / "odd")
+    write(ct(values(7), (-31.0, 12.5, 7.25 + 10.0), **tags), tmp_path / "different")
     assert expected in refusal(tmp_path)
 
 
-def test_two_slices_at_one_place(tmp_path: Path) -> None:
+def test_two_slices_at_one_position(tmp_path: Path) -> None:
     slices = series(tmp_path, 3, EchoTime=10)
     copy = write(slices[1], tmp_path / "copy")
     assert "is the same image; remove one of the two" in refusal(tmp_path)
@@ -219,11 +219,11 @@ def test_two_slices_at_one_place(tmp_path: Path) -> None:
     write(ct(values(8), place, EchoTime=80), tmp_path / "second")
     assert "they differ in EchoTime; keep one EchoTime per folder" in refusal(tmp_path)
     write(ct(values(8), place, EchoTime=10), tmp_path / "second")
-    assert "lies at the same place as" in (text := refusal(tmp_path))
-    assert "keep one of them" in text
+    assert "has the same position as" in (text := refusal(tmp_path))
+    assert "keep one" in text
     ds = enhanced((0, 1, 1, 2))
     ds.PerFrameFunctionalGroupsSequence[2].FrameContentSequence[0].TemporalPositionIndex = 2
-    with pytest.raises(UserError, match=r"frames 2 and 3 lie at the same place; they differ in TemporalPositionIndex"):
+    with pytest.raises(UserError, match=r"frames 2 and 3 have the same position; they differ in TemporalPositionIndex"):
         read_dicom(write(ds, tmp_path / "e.dcm"))
 
 

@@ -1,4 +1,4 @@
-"""Near-duplicates: copies of a picture are found, other pictures are not, and the fast search misses no pair."""
+"""Near-duplicates: copies of an image are found, other images are not, and the fast search misses no pair."""
 
 import io
 from collections.abc import Callable
@@ -45,12 +45,12 @@ def test_the_fast_search_finds_what_all_pairs_find(seed: int, copies: int, dista
     assert near_duplicates(hashes, distance) == brute(hashes, distance)
 
 
-def test_many_hashes_in_one_place() -> None:
+def test_many_equal_hashes() -> None:
     hashes = np.concatenate([scattered(0, 1, 3000, 8), np.zeros((3000, 4), np.uint64)])
     assert [len(rows) for rows in near_duplicates(hashes)] == [3000, 3000]
 
 
-def test_no_hashes_and_wrong_ones() -> None:
+def test_empty_and_invalid_hashes() -> None:
     assert near_duplicates(np.zeros((0, 4), np.uint64)) == []
     assert near_duplicates(np.zeros((1, 4), np.uint64)) == []
     for hashes, distance in (
@@ -69,7 +69,7 @@ def test_distances_with_and_without_the_popcount_of_numpy_2(monkeypatch: pytest.
     assert distances(one, np.zeros(4, np.uint64)).tolist() == [4]
 
 
-def picture(subject: int) -> NDArray[np.float32]:
+def brain(subject: int) -> NDArray[np.float32]:
     """A brain phantom, (128, 128)."""
     return draw("brain", subject, 1, abnormal=False).pixels.astype(np.float32)
 
@@ -94,19 +94,19 @@ def dimmer(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("change", [jpeg, half, grainy, dimmer])
 def test_a_copy_is_near(change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> None:
-    originals = [picture(i) for i in range(8)]
+    originals = [brain(i) for i in range(8)]
     for pixels in originals:
         assert distances(perceptual_hash(pixels)[None], perceptual_hash(change(pixels)))[0] <= NEAR
     hashes = np.stack([perceptual_hash(pixels) for pixels in [*originals, *map(change, originals)]])
     assert near_duplicates(hashes) == [[i, i + 8] for i in range(8)]
 
 
-def test_a_mirror_image_is_another_picture() -> None:
+def test_a_mirror_image_is_another_image() -> None:
     pixels = noise(3, 64, 96).astype(np.float32)
     assert distances(perceptual_hash(pixels)[None], perceptual_hash(pixels[:, ::-1]))[0] > NEAR
 
 
 def test_the_hash_takes_one_plane() -> None:
-    assert perceptual_hash(picture(0)).shape == (4,)
+    assert perceptual_hash(brain(0)).shape == (4,)
     with pytest.raises(ValueError, match="one grey plane"):
         perceptual_hash(np.zeros((8, 8, 3), np.float32))

@@ -1,4 +1,4 @@
-"""NIfTI: the same values and places as nibabel reads, and one line for whatever a file can have wrong."""
+"""NIfTI: values and positions agree with nibabel; every refusal is one line."""
 
 import gzip
 import os
@@ -14,7 +14,7 @@ from volumes import AFFINE, FIELDS, NATIVE, canonical_affine, head, orientations
 
 from reshift.data import nifti
 from reshift.data.nifti import blank_map, is_nifti, read_nifti, write_nifti
-from reshift.data.read import open_scan, open_volume, read_picture
+from reshift.data.read import open_input, open_volume, read_image
 from reshift.data.volume import Volume, canonical
 from reshift.errors import UserError
 
@@ -41,7 +41,7 @@ def loaded(path: Path) -> Any:
 
 
 def agrees(path: Path) -> Volume:
-    """Check values and places of every voxel against nibabel."""
+    """Compare the value and position of every voxel with nibabel."""
     ours, theirs = read_nifti(path), loaded(path)
     real = np.stack([ours.plane(k) for k in range(len(ours))])
     expected = np.squeeze(theirs.get_fdata(), axis=tuple(range(3, theirs.ndim))).reshape(ours.native_shape)
@@ -52,7 +52,7 @@ def agrees(path: Path) -> Volume:
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz", ".NII.GZ"])
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", ">i2", "u2", "i4", "u4", "i8", "u8", "f4", ">f4", "f8"])
-def test_every_kind_of_number(tmp_path: Path, dtype: str, suffix: str) -> None:
+def test_every_voxel_type(tmp_path: Path, dtype: str, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     image = nibabel.Nifti1Image(np.clip(NATIVE, 0, 127).astype(dtype), AFFINE, dtype=np.dtype(dtype))
     (tmp_path / "raw.nii").write_bytes(image.to_bytes())
@@ -71,7 +71,7 @@ def test_every_storage_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("codes", "kind"), [((0, 0), "base"), ((1, 0), "q"), ((0, 2), "s"), ((4, 1), "s"), ((1, 99), "q"), ((9, -3), "base")]
 )
-def test_which_transform_counts(plain: Path, codes: tuple[int, int], kind: str) -> None:
+def test_which_transform_is_used(plain: Path, codes: tuple[int, int], kind: str) -> None:
     half = (0.5, 0.1, 0.2, 11.0, 12.0, 13.0)
     patched(plain, qform_code=codes[0], sform_code=codes[1], quatern=half)
     volume = agrees(plain)
@@ -93,7 +93,7 @@ def test_other_shapes_and_headers(tmp_path: Path) -> None:
     flat = save_nifti(tmp_path / "flat.nii", NATIVE[:, :, 0], AFFINE)
     assert len(agrees(flat)) == 1
     patched(flat, dim=(3, *NATIVE.shape[:2], 1, 1, 1, 1, 1), sform_code=0, qform_code=0, pixdim=(1, 1, 1, 0, 0, 0, 0, 0))
-    assert len(agrees(flat)) == 1  # the step between slices of one slice is nobody's mistake
+    assert len(agrees(flat)) == 1  # the slice distance of a single slice does not matter
     second = tmp_path / "two.nii.gz"
     nibabel.Nifti2Image(NATIVE, AFFINE).to_filename(second)
     agrees(second)
@@ -101,11 +101,11 @@ def test_other_shapes_and_headers(tmp_path: Path) -> None:
     with_extension.header.extensions.append(nibabel.nifti1.Nifti1Extension("comment", b"hello" * 50))
     with_extension.to_filename(tmp_path / "ext.nii.gz")
     agrees(tmp_path / "ext.nii.gz")
-    (tmp_path / "hidden.nii").write_bytes((tmp_path / "ext.nii.gz").read_bytes())  # packed, whatever its name says
+    (tmp_path / "hidden.nii").write_bytes((tmp_path / "ext.nii.gz").read_bytes())  # gzipped despite its name
     np.testing.assert_array_equal(read_nifti(tmp_path / "hidden.nii").voxels, read_nifti(tmp_path / "ext.nii.gz").voxels)
 
 
-def test_a_plain_file_is_mapped_and_a_large_packed_one_goes_to_disk(
+def test_a_plain_file_is_memory_mapped_and_a_large_gzipped_one_goes_to_disk(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_mapped(array: Any) -> bool:
@@ -114,7 +114,7 @@ def test_a_plain_file_is_mapped_and_a_large_packed_one_goes_to_disk(
     assert is_mapped(read_nifti(plain).voxels)
     packed = save_nifti(tmp_path / "a.nii.gz", NATIVE, AFFINE)
     assert not is_mapped(read_nifti(packed).voxels)
-    monkeypatch.setattr(nifti, "IN_MEMORY", 1000)
+    monkeypatch.setattr(nifti, "MAX_IN_MEMORY", 1000)
     volume = agrees(packed)
     with blank_map(volume, tmp_path) as maps:
         assert is_mapped(maps)
@@ -128,7 +128,7 @@ def test_a_plain_file_is_mapped_and_a_large_packed_one_goes_to_disk(
 @pytest.mark.parametrize("path", RAW, ids=lambda p: p.name)
 def test_real_files(path: Path) -> None:
     volume = agrees(path)
-    assert 0 < len(volume.chosen(0.1)) <= len(volume)
+    assert 0 < len(volume.foreground_slices(0.1)) <= len(volume)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -190,7 +190,7 @@ def test_files_cut_short(plain: Path, tmp_path: Path) -> None:
     broken = bytearray(packed)
     broken[-6] ^= 1  # the checksum
     for name, content in {
-        "empty.nii": b"", "empty.nii.gz": b"", "text.nii": b"no picture", "header.nii": whole[:200],
+        "empty.nii": b"", "empty.nii.gz": b"", "text.nii": b"not an image", "header.nii": whole[:200],
         "half.nii": whole[: len(whole) // 2],
         "half.nii.gz": packed[: len(packed) // 2], "start.nii.gz": packed[:20], "sum.nii.gz": bytes(broken),
         "short.nii.gz": gzip.compress(whole[:-1]), "none.nii.gz": gzip.compress(b""),
@@ -209,7 +209,7 @@ def test_the_map_has_the_files_own_geometry(tmp_path: Path) -> None:
         array, affine = stored(head(), orientation, canonical_affine())
         image = nibabel.Nifti1Image(array.astype(np.int16), affine)
         image.set_sform(affine, 4)
-        image.set_qform(np.diag([2.0, 3.0, 4.0, 1.0]), 2)  # two transforms that disagree, as in files that were registered
+        image.set_qform(np.diag([2.0, 3.0, 4.0, 1.0]), 2)  # two different transforms, as in registered files
         for name in ("descrip", "db_name", "aux_file", "intent_name"):
             image.header[name] = b"secret"
         image.to_filename(tmp_path / f"{i}.nii.gz")
@@ -225,7 +225,7 @@ def test_the_map_has_the_files_own_geometry(tmp_path: Path) -> None:
         assert b"secret" not in gzip.decompress((tmp_path / "map.nii.gz").read_bytes())
 
 
-def test_a_map_of_a_volume_that_was_no_nifti(tmp_path: Path) -> None:
+def test_a_map_of_a_volume_that_is_not_nifti(tmp_path: Path) -> None:
     volume = canonical(NATIVE, AFFINE, source=tmp_path)
     write_nifti(tmp_path / "a.nii.gz", NATIVE, volume)
     first = (tmp_path / "a.nii.gz").read_bytes()
@@ -242,11 +242,11 @@ def test_a_map_of_a_volume_that_was_no_nifti(tmp_path: Path) -> None:
 def test_opening_by_name(plain: Path, tmp_path: Path) -> None:
     assert is_nifti(Path("x.NII.gz"))
     assert not is_nifti(Path("x.gz"))
-    scan = open_scan(plain)
-    assert isinstance(scan, Volume)
-    assert read_picture(plain, 2).pixels.shape == (*scan.voxels.shape[1:], 1)
+    volume = open_input(plain)
+    assert isinstance(volume, Volume)
+    assert read_image(plain, 2).pixels.shape == (*volume.voxels.shape[1:], 1)
     assert open_volume(plain) is open_volume(plain)
-    with pytest.raises(UserError, match=r"a volume of 5 slices, not one picture; 'reshift score' takes volumes"):
-        read_picture(plain)
+    with pytest.raises(UserError, match=r"a volume of 5 slices, not one image; 'reshift score' takes volumes"):
+        read_image(plain)
     with pytest.raises(UserError, match="slices are 8×9 pixels, too small; at least 16×16"):
-        open_scan(save_nifti(tmp_path / "small.nii", NATIVE[:8, :9], AFFINE))
+        open_input(save_nifti(tmp_path / "small.nii", NATIVE[:8, :9], AFFINE))

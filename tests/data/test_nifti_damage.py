@@ -1,4 +1,4 @@
-"""NIfTI files with anything at all in their headers and bytes: read, or refused in one line; no hang, no huge allocation."""
+"""NIfTI files with random headers and bytes are read, or refused in one line; no hang, no huge allocation."""
 
 import gzip
 import struct
@@ -26,7 +26,7 @@ def survives(path: Path) -> None:
     tracemalloc.start()
     try:
         volume = read_nifti(path)
-        assert volume.chosen(0.1)
+        assert volume.foreground_slices(0.1)
         assert np.isfinite(volume.plane(0)).all()
         assert np.isfinite(volume.window).all()
     except UserError as err:
@@ -42,7 +42,7 @@ NUMBERS = {"h": st.integers(-(2**15), 2**15 - 1), "i": st.integers(-(2**31), 2**
 SMALL = {"h": st.integers(-1, 9), "i": st.integers(348, 349), "f": st.sampled_from([0.0, 1.0, -1.0, 2.0, 352.0, 1e-30, 1e30])}
 
 
-@settings(max_examples=400, deadline=2000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=2000, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), packed=st.booleans())
 def test_any_header_is_read_or_refused(template: Path, data: st.DataObject, packed: bool) -> None:
     content = bytearray(template.read_bytes())
@@ -59,7 +59,7 @@ def test_any_header_is_read_or_refused(template: Path, data: st.DataObject, pack
     survives(path)
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=2000, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), packed=st.booleans())
 def test_any_damage_is_read_or_refused(template: Path, data: st.DataObject, packed: bool) -> None:
     content = bytearray(gzip.compress(template.read_bytes(), 1) if packed else template.read_bytes())

@@ -15,10 +15,10 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def grown(mask: NDArray[np.bool_], pixels: int) -> NDArray[np.bool_]:
-    picture = Image.fromarray(mask.astype(np.uint8) * 255)
+    image = Image.fromarray(mask.astype(np.uint8) * 255)
     for _ in range(pixels // 3):  # several small filters are much faster than a wide one
-        picture = picture.filter(ImageFilter.MaxFilter(7))
-    return np.asarray(picture) > 0
+        image = image.filter(ImageFilter.MaxFilter(7))
+    return np.asarray(image) > 0
 
 
 def rows_of(manifest: Path) -> list[dict[str, str]]:
@@ -49,8 +49,8 @@ def test_seed_subject_and_level_each_matter(kind: str, change: dict[str, int]) -
 def test_neighbouring_slices_of_a_subject_resemble_each_other_more_than_other_subjects(kind: str) -> None:
     def shape(subject: int, level: int) -> NDArray[np.float64]:
         # Smoothed and standardised: anatomy remains, speckle and this exposure's gain do not.
-        picture = Image.fromarray(draw(kind, subject, level, abnormal=False).pixels)
-        pixels = np.asarray(picture.filter(ImageFilter.GaussianBlur(2)), dtype=np.float64)
+        image = Image.fromarray(draw(kind, subject, level, abnormal=False).pixels)
+        pixels = np.asarray(image.filter(ImageFilter.GaussianBlur(2)), dtype=np.float64)
         return np.asarray((pixels - pixels.mean()) / pixels.std())
 
     within = [np.abs(shape(s, 0) - shape(s, 1)).mean() for s in range(12)]
@@ -101,7 +101,7 @@ def test_lesions_show_but_not_all_equally(kind: str) -> None:
 
 
 @every_kind
-def test_mean_brightness_does_not_give_the_answer_away(kind: str) -> None:
+def test_mean_brightness_does_not_reveal_the_label(kind: str) -> None:
     normal = np.array([draw(kind, s, s % 4, abnormal=False).pixels.mean() for s in range(40)])
     abnormal = np.array([draw(kind, s, s % 4, abnormal=True).pixels.mean() for s in range(100, 140)])
     auc = (abnormal[:, None] > normal).mean() + 0.5 * (abnormal[:, None] == normal).mean()
@@ -137,7 +137,7 @@ def test_manifest_describes_the_files(kind: str, tmp_path: Path) -> None:
                 assert np.asarray(mask).any()
     assert {path.name for path in tmp_path.glob("images/*")} == {Path(row["image"]).name for row in rows}
     assert {path.name for path in tmp_path.glob("masks/*")} == {Path(row["mask"]).name for row in rows if row["mask"]}
-    assert len({row["note"] for row in rows}) == 4  # three lesions, and none
+    assert len({row["note"] for row in rows}) == 4  # three lesions, and healthy
 
 
 def test_no_subject_is_in_two_groups_or_has_more_images_than_slices(tmp_path: Path) -> None:
@@ -174,5 +174,5 @@ def test_unknown_kind_names_the_nearest_and_writes_nothing(tmp_path: Path) -> No
 def test_impossible_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at least 32"):
         draw("brain", 0, 0, abnormal=False, size=31)
-    with pytest.raises(UserError, match="slices"):
+    with pytest.raises(UserError, match="slice"):
         write_phantom(tmp_path, slices=0)

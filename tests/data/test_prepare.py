@@ -1,4 +1,4 @@
-"""Preparing: range, geometry and scaling, and that the way back ends on the pixel it came from."""
+"""Preparing: range, geometry and scaling; the inverse returns every pixel to its place."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reshift.config import DataConfig
 from reshift.data.image import Image
-from reshift.data.prepare import Geometry, prepare, prepare_mask, resize, restore, square
+from reshift.data.prepare import Geometry, prepare, prepare_mask, resize, restore, square_region
 from reshift.errors import UserError
 
 SIDES = st.integers(16, 90)
@@ -19,7 +19,7 @@ SIDES = st.integers(16, 90)
 
 def image(pixels: NDArray[np.generic], bits: int = 8) -> Image:
     planes = pixels if pixels.ndim == 3 else pixels[:, :, None]
-    return Image(planes.astype(np.float32), bits, Path("scan.png"))
+    return Image(planes.astype(np.float32), bits, Path("a.png"))
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,10 +41,10 @@ def test_shape_and_range(height: int, width: int, bits: int, channels: int, size
 )
 def test_the_crop_is_the_largest_centred_square(shape: tuple[int, int], expected: tuple[int, int, int]) -> None:
     top, left, side = expected
-    assert square(*shape) == Geometry(*shape, top, left, side, side)
+    assert square_region(*shape) == Geometry(*shape, top, left, side, side)
 
 
-def test_what_the_crop_leaves_out_is_not_seen() -> None:
+def test_pixels_outside_the_crop_have_no_effect() -> None:
     wide = np.zeros((32, 64), dtype=np.uint8)
     wide[:, :16] = wide[:, 48:] = 255
     wide[3, 20] = 10
@@ -54,10 +54,10 @@ def test_what_the_crop_leaves_out_is_not_seen() -> None:
 def test_shrinking_is_antialiased() -> None:
     board = (np.indices((128, 128)).sum(0) % 2 * 255).astype(np.uint8)
     prepared = prepare(image(board), DataConfig(size=32)).pixels
-    assert np.abs(prepared).max() < 0.02  # nearest-neighbour, or a kernel not widened, would keep black and white
+    assert np.abs(prepared).max() < 0.02  # without antialiasing, black and white would remain
 
 
-def test_a_picture_of_the_right_size_is_not_resampled() -> None:
+def test_an_image_of_the_right_size_is_not_resampled() -> None:
     stored = noise(0, 32, 32)
     np.testing.assert_allclose(prepare(image(stored), DataConfig(size=32)).pixels[0], stored / 127.5 - 1, atol=1e-6)
 
@@ -65,8 +65,8 @@ def test_a_picture_of_the_right_size_is_not_resampled() -> None:
 @settings(max_examples=60, deadline=None)
 @given(height=st.integers(40, 200), width=st.integers(40, 200), size=st.sampled_from([32, 64, 128]), data=st.data())
 def test_the_mask_follows_the_image(height: int, width: int, size: int, data: st.DataObject) -> None:
-    """An L-shape, which no flip or turn maps to itself, drawn into both, ends up at one place."""
-    geometry, arm = square(height, width), min(height, width) // 4
+    """An L-shape, which no flip or rotation maps to itself, is drawn into both and must end up at one place."""
+    geometry, arm = square_region(height, width), min(height, width) // 4
     top = geometry.top + data.draw(st.integers(0, geometry.rows - 2 * arm))
     left = geometry.left + data.draw(st.integers(0, geometry.rows - 2 * arm))
     mask = np.zeros((height, width), dtype=bool)
@@ -82,13 +82,13 @@ def test_the_mask_follows_the_image(height: int, width: int, size: int, data: st
 
 def test_a_mask_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match="mask is 20×30 pixels, its image 40×30"):
-        prepare_mask(np.zeros((30, 20), dtype=bool), square(30, 40), 32)
+        prepare_mask(np.zeros((30, 20), dtype=bool), square_region(30, 40), 32)
 
 
 @settings(max_examples=60, deadline=None)
 @given(height=st.integers(32, 300), width=st.integers(32, 300), data=st.data())
 def test_a_peak_returns_to_its_own_pixel(height: int, width: int, data: st.DataObject) -> None:
-    geometry, size = square(height, width), 64
+    geometry, size = square_region(height, width), 64
     row, col = (data.draw(st.integers(4, size - 5)) for _ in range(2))
     heatmap = np.zeros((size, size), dtype=np.float32)
     heatmap[row - 1 : row + 2, col - 1 : col + 2] = 0.5
@@ -104,7 +104,7 @@ def test_a_peak_returns_to_its_own_pixel(height: int, width: int, data: st.DataO
     np.testing.assert_allclose(found, expected, atol=max(1.0, scale))
 
 
-def test_there_and_back_keeps_a_smooth_picture() -> None:
+def test_a_smooth_image_survives_the_round_trip() -> None:
     ramp = np.add.outer(np.linspace(0, 100, 90), np.linspace(0, 155, 120)).astype(np.float32)
     prepared = prepare(image(ramp), DataConfig(size=64))
     back = (restore(prepared.pixels[0], prepared.geometry) + 1) * 127.5
@@ -120,7 +120,7 @@ def test_8_bits_keep_their_range_and_16_bits_are_stretched() -> None:
     np.testing.assert_allclose(stretched, np.clip((dim * 100.0 - low) / (high - low), 0, 1) * 2 - 1, atol=1e-6)
 
 
-def test_a_hot_pixel_does_not_darken_a_16_bit_picture() -> None:
+def test_a_hot_pixel_does_not_darken_a_16_bit_image() -> None:
     stored = noise(0, 64, 64).astype(np.float32)
     hot = stored.copy()
     hot[5, 5] = 60_000
@@ -133,7 +133,7 @@ def test_the_rules_for_scaling() -> None:
     by_bits = prepare(image(stored, 16), DataConfig(size=32, scale="bits")).pixels[0]
     np.testing.assert_allclose(by_bits, stored / 32767.5 - 1, atol=1e-6)
     assert prepare(image(stored // 4), DataConfig(size=32, scale="percentile")).pixels.max() == 1.0
-    with pytest.raises(UserError, match=r"scan.png.*data.scale"):
+    with pytest.raises(UserError, match=r"a.png.*data.scale"):
         prepare(image(stored, 32), DataConfig(size=32, scale="bits"))
 
 
@@ -145,15 +145,15 @@ def test_extreme_floats_stay_finite(unit: float) -> None:
     assert prepared.max() - prepared.min() > 1.9
 
 
-def test_almost_constant_pictures_keep_what_they_show() -> None:
+def test_almost_constant_images_keep_their_content() -> None:
     stored = np.zeros((100, 100), dtype=np.float32)
     stored[50, 50] = 9.0  # both percentiles are zero
     assert prepare(image(stored, 16), DataConfig(size=100)).pixels[0, 50, 50] == 1.0
 
 
 @pytest.mark.parametrize("bits", [16, 32])
-def test_a_constant_picture_is_refused_not_divided_by_zero(bits: int) -> None:
-    with pytest.raises(UserError, match=r"scan.png.*same grey"):
+def test_a_constant_image_is_refused(bits: int) -> None:
+    with pytest.raises(UserError, match=r"a.png.*same grey"):
         prepare(image(np.full((32, 32), 5.0), bits), DataConfig(size=32))
 
 

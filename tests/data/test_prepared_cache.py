@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from reshift.config import DataConfig
 from reshift.data import prepared_cache as module
-from reshift.data.manifest import Case, load_cases
+from reshift.data.cases import Case
+from reshift.data.manifest import load_cases
 from reshift.data.prepared_cache import PreparedCache, _prepared, prepared_cache
-from reshift.data.source import Source, check_images
+from reshift.data.source import Source
 from reshift.errors import UserError
 
 CONFIG = DataConfig(size=32)
@@ -164,9 +165,9 @@ def test_streaming_uses_it_and_memory_does_not(cases: list[Case], tmp_path: Path
     monkeypatch.setenv("RESHIFT_PREPARED_GB", "1")
     held = Source(cases, CONFIG, CPU)
     assert not (tmp_path / "cache").exists()
-    check_images(cases, STREAM)  # as before training: fills it
+    Source(cases, STREAM, CPU).check()  # as before training: fills it
     assert len(files(tmp_path / "cache")) == len(cases)
-    monkeypatch.setattr("reshift.data.prepared_cache.read_picture", None)  # nothing may be decoded again
+    monkeypatch.setattr("reshift.data.prepared_cache.read_image", None)  # nothing may be decoded again
     streamed = Source(cases, STREAM, CPU)
     assert torch.equal(torch.cat(list(held.batches())), torch.cat(list(streamed.batches())))
 
@@ -178,5 +179,5 @@ def test_a_bad_file_is_reported_as_without_a_cache(tmp_path: Path, monkeypatch: 
     bad.write_bytes(b"no picture")
     for path, words in ((bad, "not a PNG"), (tmp_path / "none.png", "no such file")):
         with pytest.raises(UserError, match=words):
-            check_images([case_of(path)], DataConfig(size=32, memory_gb=1e-9))
+            Source([case_of(path)], DataConfig(size=32, memory_gb=1e-9), CPU).check()
     assert not files(tmp_path / "cache")

@@ -8,7 +8,10 @@ import pytest
 from browser import run_in_browser
 from helpers import Cli, refused
 
+from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
+from reshift.evaluation.evaluate import evaluate
+from reshift.inference.model import load_model
 from reshift.training.run import resolve, train_run
 
 
@@ -25,13 +28,20 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, P
     return {m: train_run(resolve(m, "paper", settings), data, tmp_path_factory.mktemp(m)) for m in ("brightness", "area")}
 
 
-@pytest.fixture
-def evaluations(run_cli: Cli, bundles: dict[str, Path], data: Path, tmp_path: Path) -> list[Path]:
-    out = []
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Path], data: Path) -> list[Path]:
+    tests = [case for case in load_cases(data) if case.split == "test"]
+    folders = []
     for method, bundle in bundles.items():
-        assert run_cli("evaluate", bundle, "--data", data, "--out", tmp_path / method).code == 0
-        out.append(tmp_path / method)
-    return out
+        folders.append(tmp_path_factory.mktemp("evaluations") / method)
+        evaluate(load_model(bundle, "cpu"), tests, folders[-1], "phantom")
+    return folders
+
+
+@pytest.fixture
+def evaluations(evaluated: list[Path], tmp_path: Path) -> list[Path]:
+    """Copies, which a test may change."""
+    return [shutil.copytree(folder, tmp_path / folder.name) for folder in evaluated]
 
 
 def test_table_page_and_tests(run_cli: Cli, evaluations: list[Path], tmp_path: Path) -> None:
@@ -51,7 +61,7 @@ def test_table_page_and_tests(run_cli: Cli, evaluations: list[Path], tmp_path: P
     change = second["pixel"]["aupro"]["value"] - first["pixel"]["aupro"]["value"]
     assert second["paired"]["pixel"]["aupro"]["difference"] == pytest.approx(change, abs=5e-3)
     page = (tmp_path / "both" / "compare.html").read_text()
-    assert "pixel aupro</th>" in page
+    assert "AUPRO</th>" in page
     assert page.count("<img ") == 4 * 24  # input, two maps and the truth of every case
     assert "http" not in page.replace("http-equiv", "")
     assert "| brightness |" in (tmp_path / "both" / "compare.md").read_text()
@@ -59,7 +69,7 @@ def test_table_page_and_tests(run_cli: Cli, evaluations: list[Path], tmp_path: P
 
 
 PROBE = """
-addEventListener("load", () => {  // every picture is there; waiting for decoders would race the browser's virtual clock
+addEventListener("load", () => {  // all images are loaded; waiting for decoders would race the browser's virtual clock
   document.body.dataset.drawn = [...document.images].filter((p) => p.naturalWidth > 0).length;
   document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
 });
@@ -82,7 +92,20 @@ def test_only_shared_images_enter_the_tests(run_cli: Cli, evaluations: list[Path
     assert "only the 21 shared ones" in table["warnings"][0]
 
 
-def test_two_runs_of_one_method_carry_their_folders(run_cli: Cli, evaluations: list[Path], tmp_path: Path) -> None:
+def test_hostile_names_stay_text(run_cli: Cli, evaluations: list[Path], tmp_path: Path) -> None:
+    hostile = '<img src=x onerror="alert(1)">'
+    for folder in evaluations:
+        rows = [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
+        (folder / "cases.jsonl").write_text("".join(json.dumps({**row, "input": hostile + row["input"]}) + "\n" for row in rows))
+        metrics = json.loads((folder / "metrics.json").read_text())
+        (folder / "metrics.json").write_text(json.dumps({**metrics, "dataset": hostile, "method": f"{hostile}{folder.name}"}))
+    assert run_cli("compare", *evaluations, "--out", tmp_path / "both").code == 0
+    page = (tmp_path / "both" / "compare.html").read_text()
+    assert "<img src=x" not in page
+    assert page.count("<img alt=") == 4 * 24
+
+
+def test_two_runs_of_one_method_have_their_folders_in_their_names(run_cli: Cli, evaluations: list[Path], tmp_path: Path) -> None:
     again = shutil.copytree(evaluations[0], tmp_path / "again")
     run_cli("compare", evaluations[0], again, "--out", tmp_path / "both")
     table = json.loads((tmp_path / "both" / "compare.json").read_text())

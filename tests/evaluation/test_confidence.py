@@ -1,4 +1,4 @@
-"""Weighted figures against explicitly repeated images, intervals against known truths, DeLong against a slow double loop."""
+"""Weighted metrics against explicitly repeated images, intervals against known truths, DeLong against a slow double loop."""
 
 from statistics import NormalDist, stdev
 from typing import TypeVar
@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from reshift.errors import UserError
 from reshift.evaluation.metrics import bootstrap
-from reshift.evaluation.metrics.bootstrap import IMAGE_FIGURES, Images, draw_for_images, image_samples, owners
-from reshift.evaluation.metrics.confidence import Paired, delong, image_intervals, mean_std, paired_image
-from reshift.evaluation.metrics.image import image_metrics
+from reshift.evaluation.metrics.bootstrap import Images, draw_for_images, owners
+from reshift.evaluation.metrics.confidence import Paired, delong, image_intervals, image_samples, mean_std, paired_image
+from reshift.evaluation.metrics.table import image_metrics, select_metrics
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T")
+SAMPLED = [metric.name for metric in select_metrics("image") if metric.samples is not None]
 
 
 def _binormal(rng: np.random.Generator, normals: int, abnormals: int, shift: float = 1.0) -> tuple[Bools, Floats]:
@@ -43,7 +44,7 @@ image = st.tuples(st.booleans(), st.sampled_from([-2.5, -0.0, 0.0, 0.25, 1.0, 7.
 
 @given(st.lists(image, min_size=2, max_size=40), st.integers(0, 2**32 - 1), st.sampled_from([-9.0, 0.0, 0.25, 9.0]))
 @settings(deadline=None, max_examples=60)
-def test_weighted_figures_are_those_of_repeated_images(rows: list[tuple[bool, float, str]], seed: int, threshold: float) -> None:
+def test_weighted_metrics_are_those_of_repeated_images(rows: list[tuple[bool, float, str]], seed: int, threshold: float) -> None:
     labels, scores = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     owner = owners(labels, [row[2] for row in rows])
     images = Images(labels, scores, threshold, owner)
@@ -52,7 +53,7 @@ def test_weighted_figures_are_those_of_repeated_images(rows: list[tuple[bool, fl
     for index, weight in enumerate(weights):
         again = np.repeat(np.arange(len(rows)), weight[owner])
         expected = image_metrics(labels[again], scores[again], threshold)
-        assert {name for name in IMAGE_FIGURES if expected[name] is not None} == set(samples)
+        assert {name for name in SAMPLED if expected[name] is not None} == set(samples)
         for name, found in samples.items():
             assert found[index] == pytest.approx(expected[name], abs=1e-12), name
 
@@ -96,7 +97,7 @@ def test_copies_of_an_image_are_no_evidence_if_the_subject_is_known() -> None:
     labels4, scores4 = np.repeat(labels, 4), np.repeat(scores, 4)
     by_subject = image_intervals(labels4, scores4, [name for name in _each(labels) for _ in range(4)], 0.5)
     by_image = image_intervals(labels4, scores4, _each(labels4), 0.5)
-    for name in IMAGE_FIGURES:
+    for name in SAMPLED:
         known, wide, narrow = _present(once[name]), _present(by_subject[name]), _present(by_image[name])
         assert wide == pytest.approx(known, abs=1e-12)
         ratio = (wide[1] - wide[0]) / (narrow[1] - narrow[0])
@@ -123,14 +124,14 @@ def test_the_seed_decides_and_the_order_of_the_images_does_not() -> None:
     assert image_intervals(labels, scores, names, 0.5, draws=200, seed=1) != found
 
 
-def test_none_where_there_is_no_figure_or_one_subject() -> None:
+def test_none_where_there_is_no_value_or_one_subject() -> None:
     labels, scores = np.array([False, False, True, True]), np.array([0.1, 0.6, 0.4, 0.9])
     found = image_intervals(labels, scores, list("abcd"), None)
-    assert [name for name in IMAGE_FIGURES if found[name] is None] == ["f1", "fpr", "tpr"]
+    assert [name for name in SAMPLED if found[name] is None] == ["tpr", "fpr", "f1"]
     found = image_intervals(labels, scores, list("abcc"), 0.5)  # one patient
-    assert [name for name in IMAGE_FIGURES if found[name] is not None] == ["fpr"]
+    assert [name for name in SAMPLED if found[name] is not None] == ["fpr"]
     found = image_intervals(np.ones(4, dtype=bool), scores, list("abcd"), 0.5)
-    assert [name for name in IMAGE_FIGURES if found[name] is not None] == ["tpr"]
+    assert [name for name in SAMPLED if found[name] is not None] == ["tpr"]
     assert set(image_intervals(labels[:0], scores[:0], [], 0.5).values()) == {None}
     with pytest.raises(UserError, match="NaN"):
         image_intervals(labels, scores * np.nan, list("abcd"), 0.5)
@@ -202,21 +203,21 @@ def test_paired_bootstrap_agrees_with_delong() -> None:
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.15 * (theirs.high - theirs.low))
 
 
-@pytest.mark.parametrize("figure", IMAGE_FIGURES)
-def test_paired_images_share_their_draws(figure: str) -> None:
+@pytest.mark.parametrize("name", SAMPLED)
+def test_paired_images_share_their_draws(name: str) -> None:
     labels, scores = _binormal(np.random.default_rng(10), 60, 60)
     names = _each(labels)
-    assert paired_image(labels, scores, scores, names, 0.5, 0.5, figure) == Paired(0.0, 0.0, 0.0, 1.0)
+    assert paired_image(labels, scores, scores, names, 0.5, 0.5, name) == Paired(0.0, 0.0, 0.0, 1.0)
     worse = np.where(labels, scores - 1.0, scores + 0.5)
-    found = _present(paired_image(labels, scores, worse, names, 0.5, 0.5, figure, draws=500))
-    flipped = paired_image(labels, worse, scores, names, 0.5, 0.5, figure, draws=500)
+    found = _present(paired_image(labels, scores, worse, names, 0.5, 0.5, name, draws=500))
+    flipped = paired_image(labels, worse, scores, names, 0.5, 0.5, name, draws=500)
     assert flipped == pytest.approx((-found.difference, -found.high, -found.low, found.p_value))
-    assert (found.difference < 0) == (figure == "fpr")
+    assert (found.difference < 0) == (name == "fpr")
     assert found.p_value == pytest.approx(2 / 501)  # no draw says otherwise
-    assert (paired_image(labels, scores, worse, names, 0.5, None, figure) is None) == (figure in {"f1", "fpr", "tpr"})
+    assert (paired_image(labels, scores, worse, names, 0.5, None, name) is None) == (name in {"f1", "fpr", "tpr"})
 
 
-def test_a_figure_that_does_not_exist_is_named() -> None:
+def test_a_metric_that_does_not_exist_is_named() -> None:
     with pytest.raises(UserError, match=r"'dice'.*auc"):
         paired_image(np.array([True, False]), np.zeros(2), np.ones(2), ["a", "b"], 0.5, 0.5, "dice")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reshift.evaluation.metrics.confidence import mean_interval
+from reshift.evaluation.metrics.bootstrap import mean_interval
 
 
 def test_mean_interval_is_that_of_resampled_subjects() -> None:

@@ -8,13 +8,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score
 
 from reshift.errors import UserError
-from reshift.evaluation.metrics.image import (
-    average_precision,
-    best_f1,
-    curve,
-    image_metrics,
-    roc_auc,
-)
+from reshift.evaluation.metrics.image import average_precision, best_f1, curve, roc_auc
+from reshift.evaluation.metrics.table import image_metrics
 
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]

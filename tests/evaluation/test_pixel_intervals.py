@@ -1,5 +1,6 @@
-"""Pixel figures by bootstrap over subjects: weights against repeated images, intervals and comparisons, AUPRO against a loop."""
+"""Pixel metrics by bootstrap over subjects: weights against repeated images, intervals and comparisons, AUPRO against a loop."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -10,31 +11,20 @@ from test_pixel_metrics import slow_aupro
 
 from reshift.errors import UserError
 from reshift.evaluation.metrics import bootstrap
-from reshift.evaluation.metrics.bootstrap import PIXEL_FIGURES, draw_for_pixels, pixel_samples
-from reshift.evaluation.metrics.confidence import Paired, paired_pixels, pixel_intervals
+from reshift.evaluation.metrics.bootstrap import draw_for_pixels
+from reshift.evaluation.metrics.confidence import Paired, paired_pixels, pixel_intervals, pixel_samples
 from reshift.evaluation.metrics.image import average_precision, best_f1
 from reshift.evaluation.metrics.pixels import PixelMetrics
 from reshift.evaluation.metrics.subjects import SubjectPixels, SubjectTally
+from reshift.evaluation.metrics.table import select_metrics
 from reshift.evaluation.results import Results, subject_pixels
 
 Floats = NDArray[np.float64]
 T = TypeVar("T")
+SAMPLED = [metric.name for metric in select_metrics("pixel") if metric.samples is not None]
 
 
-class Counted(NamedTuple):
-    """The least that ``PixelsBySubject`` asks for."""
-
-    subjects: tuple[str, ...]
-    values: NDArray[np.float32]
-    normal: Floats
-    abnormal: Floats
-    overlap: Floats
-    called: Floats
-    lesion: Floats
-    share: Floats | None
-
-
-def _pixels(seed: int, *, bins: int = 40, subjects: int = 12, ill: int = 6, cut: int | None = 30) -> Counted:
+def _pixels(seed: int, *, bins: int = 40, subjects: int = 12, ill: int = 6, cut: int | None = 30) -> SubjectPixels:
     """Lesions score higher; the threshold lies just below bin ``cut``."""
     rng = np.random.default_rng(seed)
     normal = rng.poisson(np.linspace(20.0, 1.0, bins), (subjects, bins)).astype(np.float64)
@@ -44,9 +34,9 @@ def _pixels(seed: int, *, bins: int = 40, subjects: int = 12, ill: int = 6, cut:
     share = 3.0 * abnormal / np.maximum(abnormal.sum(axis=1, keepdims=True), 1.0)  # three lesions each
     names, none = tuple(map(str, range(subjects))), np.zeros(subjects)
     if cut is None:
-        return Counted(names, values, normal, abnormal, none, none, none, share)
+        return SubjectPixels(names, values, normal, abnormal, none, none, none, share)
     overlap, called = abnormal[:, cut:].sum(axis=1), (normal + abnormal)[:, cut:].sum(axis=1)
-    return Counted(names, values, normal, abnormal, overlap, called, abnormal.sum(axis=1), share)
+    return SubjectPixels(names, values, normal, abnormal, overlap, called, abnormal.sum(axis=1), share)
 
 
 def _present(found: T | None) -> T:
@@ -63,11 +53,11 @@ def slow_area(fpr: Floats, overlap: Floats) -> float:
 # ---- counts ------------------------------------------------------------------------------------------------------------
 
 
-def test_weighted_pixel_figures_are_those_of_added_counts() -> None:
+def test_weighted_pixel_metrics_are_those_of_added_counts() -> None:
     pixels = _pixels(0)
     weights = np.random.default_rng(1).integers(0, 3, (7, 12)).astype(np.uint16)
     samples = pixel_samples(pixels, weights)
-    assert set(samples) == set(PIXEL_FIGURES)
+    assert set(samples) == set(SAMPLED)
     assert pixels.share is not None
     for index, weight in enumerate(weights):
         again = np.repeat(np.arange(12), weight)
@@ -86,7 +76,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pixel_intervals(_pixels(0)) == whole
 
 
-def test_pixel_intervals_hold_the_figure_and_are_none_without_it() -> None:
+def test_pixel_intervals_hold_the_value_and_are_none_without_it() -> None:
     pixels = _pixels(0)
     point = pixel_samples(pixels, np.ones((1, 12), dtype=np.uint16))
     for name, interval in pixel_intervals(pixels).items():
@@ -96,39 +86,39 @@ def test_pixel_intervals_hold_the_figure_and_are_none_without_it() -> None:
     assert np.ptp(_present(narrow["ap"])) < 0.6 * np.ptp(_present(pixel_intervals(pixels)["ap"]))
     for nothing_called in (_pixels(0, cut=None), _pixels(0, cut=40)):  # without a threshold, or above all pixels
         found = pixel_intervals(nothing_called)
-        assert [name for name in PIXEL_FIGURES if found[name] is None] == ["dice"]
+        assert [name for name in SAMPLED if found[name] is None] == ["dice"]
     for ill in (0, 1):
         assert set(pixel_intervals(_pixels(0, ill=ill)).values()) == {None}
 
 
 def test_paired_pixels_share_their_draws() -> None:
     a, b = _pixels(0), _pixels(1)
-    blurred = b._replace(normal=np.roll(b.normal, 8, axis=1), called=b.called * 2)
+    blurred = replace(b, normal=np.roll(b.normal, 8, axis=1), called=b.called * 2)
     gaps = np.array([1.0, 0.0, 0.0])  # two empty bins after each
-    spaced = a._replace(
-        normal=np.kron(a.normal, gaps), abnormal=np.kron(a.abnormal, gaps), share=np.kron(_present(a.share), gaps)
+    spaced = replace(
+        a, normal=np.kron(a.normal, gaps), abnormal=np.kron(a.abnormal, gaps), share=np.kron(_present(a.share), gaps)
     )
-    for figure in PIXEL_FIGURES:
-        assert paired_pixels(a, a, figure) == Paired(0.0, 0.0, 0.0, 1.0)
-        assert paired_pixels(a, spaced, figure) == Paired(0.0, 0.0, 0.0, 1.0)
-        found = _present(paired_pixels(a, blurred, figure, draws=500))
+    for name in SAMPLED:
+        assert paired_pixels(a, a, name) == Paired(0.0, 0.0, 0.0, 1.0)
+        assert paired_pixels(a, spaced, name) == Paired(0.0, 0.0, 0.0, 1.0)
+        found = _present(paired_pixels(a, blurred, name, draws=500))
         assert 0 < found.low < found.difference < found.high
         assert found.p_value == pytest.approx(2 / 501)
     assert paired_pixels(a, _pixels(1, cut=None), "dice") is None
     assert np.isfinite(_present(paired_pixels(a, _pixels(1, ill=2), "ap"))).all()  # patients of one result only
     with pytest.raises(UserError, match="same subjects"):
-        paired_pixels(a, b._replace(subjects=b.subjects[::-1]), "ap")
+        paired_pixels(a, replace(b, subjects=b.subjects[::-1]), "ap")
 
 
-def test_a_figure_that_does_not_exist_is_named() -> None:
-    with pytest.raises(UserError, match=r"'iou'.*ap, dice, dice_max, aupro"):
+def test_a_metric_that_does_not_exist_is_named() -> None:
+    with pytest.raises(UserError, match=r"'iou'.*ap, dice, aupro, dice_max"):
         paired_pixels(_pixels(0), _pixels(1), "iou")
 
 
 # ---- AUPRO -------------------------------------------------------------------------------------------------------------
 
 
-class Scans(NamedTuple):
+class Images(NamedTuple):
     """Maps, masks and each image's subject."""
 
     heat: NDArray[np.float32]
@@ -142,20 +132,20 @@ class Scans(NamedTuple):
         return metrics, _present(metrics.by_subject())
 
 
-def scans(levels: int = 0, images: int = 12, subjects: int = 5, *, offset: float = 0.0) -> Scans:
+def images(levels: int = 0, count: int = 12, subjects: int = 5, *, offset: float = 0.0) -> Images:
     """Two or three images per subject, the first subject without a lesion; ``levels`` makes ties."""
     rng = np.random.default_rng(levels + 1)
-    owner, masks = np.arange(images) % subjects, rng.random((images, 16, 16)) < 0.2
+    owner, masks = np.arange(count) % subjects, rng.random((count, 16, 16)) < 0.2
     masks[owner == 0] = False
-    values = rng.random(masks.shape) + 0.4 * masks * rng.random((images, 1, 1)) + offset
-    return Scans((np.rint(values * levels) / levels if levels else values).astype(np.float32), masks, owner)
+    values = rng.random(masks.shape) + 0.4 * masks * rng.random((count, 1, 1)) + offset
+    return Images((np.rint(values * levels) / levels if levels else values).astype(np.float32), masks, owner)
 
 
 @pytest.mark.parametrize(("levels", "offset"), [(4, 0.0), (50, 0.0), (8, -0.6), (0, 0.0)])
 def test_aupro_of_a_draw_is_that_of_the_images_drawn(levels: int, offset: float) -> None:
-    found = scans(levels, offset=offset)
+    found = images(levels, offset=offset)
     _, pixels = found.counted()
-    weights = draw_for_pixels([pixels], 6 if levels else 2, 3)
+    weights = draw_for_pixels([pixels], 6 if levels else 1, 3)
     for weight, value in zip(weights, pixel_samples(pixels, weights)["aupro"], strict=True):
         again = np.repeat(np.arange(len(found.owner)), weight[found.owner])
         expected = slow_aupro(found.heat[again], found.masks[again])
@@ -164,9 +154,9 @@ def test_aupro_of_a_draw_is_that_of_the_images_drawn(levels: int, offset: float)
 
 @pytest.mark.parametrize("levels", [0, 4])
 def test_aupro_of_every_subject_once_is_the_one_printed(levels: int) -> None:
-    metrics, pixels = scans(levels, 20).counted()
+    metrics, pixels = images(levels, 20).counted()
     once = pixel_samples(pixels, np.ones((1, 5), dtype=np.uint16))["aupro"][0]
-    printed = _present(metrics.result()["aupro"])
+    printed = _present(metrics.aupro())
     assert once == pytest.approx(printed, abs=1e-10 if levels else 2e-3)
     low, high = _present(pixel_intervals(pixels)["aupro"])
     assert low < printed < high
@@ -196,7 +186,7 @@ def test_no_aupro_without_two_patients_or_normal_pixels() -> None:
     for name in "ab":
         everything.add(np.ones((4, 4), dtype=np.float32), np.ones((4, 4), dtype=bool), subject=name)
     assert pixel_intervals(_present(everything.by_subject()))["aupro"] is None
-    found = scans()
+    found = images()
     for patients in (0, 1):
         found.masks[found.owner >= 1 + patients] = False
         found.masks[found.owner == 1, 0, 0] = patients == 1
@@ -204,7 +194,7 @@ def test_no_aupro_without_two_patients_or_normal_pixels() -> None:
 
 
 def test_older_results_without_lesion_shares_still_load(tmp_path: Path) -> None:
-    _, pixels = scans().counted()
+    _, pixels = images().counted()
     stored = {name: getattr(pixels, name) for name in ("subjects", "values", "normal", "abnormal", "overlap", "called", "lesion")}
     np.savez(tmp_path / "subjects.npz", **stored)
     older = _present(subject_pixels(Results(tmp_path, {}, [])))
@@ -217,7 +207,7 @@ def test_older_results_without_lesion_shares_still_load(tmp_path: Path) -> None:
 
 
 def test_subjects_counted_in_two_parts_are_those_of_one() -> None:
-    found = scans(0, 20)
+    found = images(0, 20)
     whole, first, second = found.counted()[1], PixelMetrics(None), PixelMetrics(None)
     for i, (heatmap, mask, owner) in enumerate(zip(*found, strict=True)):
         (first if i < 8 else second).add(heatmap, mask, subject=f"s{owner}")

@@ -12,6 +12,7 @@ from test_pixels import oracle_f1
 from reshift.errors import UserError
 from reshift.evaluation.metrics.image import average_precision
 from reshift.evaluation.metrics.pixels import PixelMetrics, SubjectPixels
+from reshift.evaluation.metrics.table import pixel_metrics
 
 
 def test_dice_pooled_and_per_image_against_a_loop() -> None:
@@ -29,7 +30,7 @@ def test_dice_pooled_and_per_image_against_a_loop() -> None:
         both, called_or_lesion = both + hits, called_or_lesion + sizes
         if mask.any():
             each.append(2 * hits / sizes)
-    found = metrics.result()
+    found = pixel_metrics(metrics)
     assert len(each) == 6
     assert found["dice"] == pytest.approx(2 * both / called_or_lesion)
     assert found["dice_per_image"] == pytest.approx(sum(each) / 6)
@@ -41,24 +42,24 @@ def test_dice_pooled_and_per_image_against_a_loop() -> None:
 def test_no_lesions_or_no_threshold_give_none() -> None:
     healthy = PixelMetrics(0.5)
     healthy.add(np.ones((4, 4), dtype=np.float32), None)
-    found = healthy.result()
+    found = pixel_metrics(healthy)
     assert [found[name] for name in ("ap", "dice", "dice_max", "dice_per_image", "aupro")] == [None] * 5
     assert healthy.lesions() is None
     uncalibrated, mask = PixelMetrics(None), np.eye(4, dtype=bool)
     uncalibrated.add(mask.astype(np.float32), mask)
-    found = uncalibrated.result()
+    found = pixel_metrics(uncalibrated)
     assert (found["ap"], found["dice_max"], found["aupro"], found["dice"], found["dice_per_image"]) == (1.0, 1.0, 1.0, None, None)
     assert (uncalibrated.pixels, uncalibrated.lesion) == (16, 4)  # counted all the same
     assert uncalibrated.lesions() is None
     everything = PixelMetrics(0.5)
     everything.add(np.ones((4, 4), dtype=np.float32), np.ones((4, 4), dtype=bool))
-    assert [everything.result()[name] for name in ("ap", "dice_max", "aupro")] == [None] * 3
+    assert [pixel_metrics(everything)[name] for name in ("ap", "dice_max", "aupro")] == [None] * 3
     empty = PixelMetrics(0.5)
-    assert set(empty.result().values()) == {None, 0.5}
+    assert set(pixel_metrics(empty).values()) == {None, 0.5}
     assert empty.by_subject() is None
 
 
-def test_ignored_pixels_take_part_in_no_figure() -> None:
+def test_ignored_pixels_count_for_no_metric() -> None:
     rng = np.random.default_rng(0)
     heat, masks, ignore = rng.random((6, 16, 16), dtype=np.float32), rng.random((6, 16, 16)) < 0.2, np.zeros((16, 16), bool)
     ignore[:, 5:9] = True
@@ -67,7 +68,7 @@ def test_ignored_pixels_take_part_in_no_figure() -> None:
         for part in (slice(0, 5), slice(9, 16)):  # the ignored columns part the lesions: two images are the same
             cut.add(heatmap[:, part], mask[:, part], subject="a")
         marked.add(np.where(ignore, np.nan, heatmap), mask | ignore, ignore=ignore, subject="a")
-    a, b = cut.result(), marked.result()
+    a, b = pixel_metrics(cut), pixel_metrics(marked)
     del a["dice_per_image"], b["dice_per_image"]
     assert a == pytest.approx(b, abs=1e-12)
     assert cut.lesions() == marked.lesions()
@@ -94,7 +95,7 @@ def test_nan_and_wrong_shapes_are_refused_before_anything_is_counted() -> None:
 
 
 def slow_aupro(heat: Floats, masks: Bools) -> float:
-    """One threshold after the other; straight lines between the points, as in the figure of a ROC curve."""
+    """One threshold after the other; straight lines between the points, as in a ROC curve."""
     regions = [heatmap[where] for heatmap, mask in zip(heat, masks, strict=True) for where in flood(mask)]
     points = [(0.0, 0.0)]
     for t in np.unique(heat)[::-1]:
@@ -120,14 +121,14 @@ def test_aupro_equals_a_slow_loop(levels: int, shift: float) -> None:
     metrics = PixelMetrics(None)
     for heatmap, mask in zip(heat, masks, strict=True):
         metrics.add(heatmap, mask)
-    assert metrics.result()["aupro"] == pytest.approx(slow_aupro(heat, masks), abs=1e-10 if levels else 1e-4)
+    assert metrics.aupro() == pytest.approx(slow_aupro(heat, masks), abs=1e-10 if levels else 1e-4)
 
 
 def test_aupro_of_chance_is_the_area_under_the_diagonal() -> None:
     metrics, mask = PixelMetrics(None), np.zeros((8, 8), dtype=bool)
     mask[2:4, 2:4] = True
     metrics.add(np.full((8, 8), 0.3, dtype=np.float32), mask)
-    assert metrics.result()["aupro"] == pytest.approx(0.15)
+    assert metrics.aupro() == pytest.approx(0.15)
 
 
 # ---- subjects ----------------------------------------------------------------------------------------------------------

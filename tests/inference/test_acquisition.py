@@ -13,7 +13,7 @@ from reshift.config import DataConfig
 from reshift.data.image import Image
 from reshift.data.phantom import draw
 from reshift.data.prepare import prepare
-from reshift.inference.acquisition import Acquisition, describe, fit_acquisition, judge, run_warning
+from reshift.inference.acquisition import Acquisition, check_acquisition, describe, fit_acquisition, run_warning
 from reshift.training.run import resolve, train_run
 
 Pixels = NDArray[np.float32]
@@ -40,7 +40,7 @@ def odd_share(known: Acquisition, rows: NDArray[np.float64]) -> float:
 
 
 def warning(known: Acquisition, rows: NDArray[np.float64]) -> str:
-    return run_warning([judge(known, row, None).differs for row in rows]) or ""
+    return run_warning([check_acquisition(known, row, None).differs for row in rows]) or ""
 
 
 def test_images_of_the_same_kind_pass(known: Acquisition) -> None:

@@ -11,10 +11,18 @@ from numpy.typing import NDArray
 
 import reshift
 from reshift.data.phantom import draw
-from reshift.data.read import read_image
 from reshift.errors import UserError
 from reshift.inference import model as predict
-from reshift.inference.acquisition import Acquisition, Features, fit_acquisition, fit_features, judge, pack, run_warning, unpack
+from reshift.inference.acquisition import (
+    Acquisition,
+    Features,
+    check_acquisition,
+    fit_acquisition,
+    fit_features,
+    pack,
+    run_warning,
+    unpack,
+)
 from reshift.nets.features import FeatureNet
 from reshift.training.run import resolve, train_run
 
@@ -107,17 +115,17 @@ def test_features_decide_only_where_they_are_far_away() -> None:
     near = next(row for row in vectors(400, 8) if fitted().p_value(row) <= 0.03)
     far = near + 3 * np.random.default_rng(5).normal(size=60)
     for row in (near, None):
-        found = judge(both, usual, row)
+        found = check_acquisition(both, usual, row)
         assert (found.shift, found.unlike, found.differs) == (known.p_value(usual), False, ())
-    assert judge(both, usual, None).shift_features is None
-    assert judge(both, usual, near).shift_features == fitted().p_value(near)
-    assert judge(known, usual, far) == judge(both, usual, None)  # a bundle without a feature reference
-    assert judge(both, usual, far)[2:] == (True, ("features",))
-    assert judge(both, odd, near)[2:] == (True, ("grey",))
-    assert judge(both, odd, far)[2:] == (True, ("grey", "features"))
+    assert check_acquisition(both, usual, None).shift_features is None
+    assert check_acquisition(both, usual, near).shift_features == fitted().p_value(near)
+    assert check_acquisition(known, usual, far) == check_acquisition(both, usual, None)  # a bundle without a feature reference
+    assert check_acquisition(both, usual, far)[2:] == (True, ("features",))
+    assert check_acquisition(both, odd, near)[2:] == (True, ("grey",))
+    assert check_acquisition(both, odd, far)[2:] == (True, ("grey", "features"))
     few = known.model_copy(update={"features": fitted(held=18)})
-    assert judge(few, usual, far)[2:] == (False, ())  # too few held-out normals to be sure
-    assert judge(few, usual, far).shift_features == 1 / 19
+    assert check_acquisition(few, usual, far)[2:] == (False, ())  # too few held-out normals to be sure
+    assert check_acquisition(few, usual, far).shift_features == 1 / 19
 
 
 def test_the_warning_names_what_differs() -> None:
@@ -176,13 +184,12 @@ def test_other_images_are_told_and_the_batch_does_not_show(run_cli: Cli, bundle:
     assert all(record["unlike"] and "features" in record["differs"] for record in records)
     model = reshift.load(bundle, device="cpu")
     together = model.predict([data / "other" / f"{i}.png" for i in range(4)])
-    stack = np.stack([model.prepare(read_image(data / "other" / f"{i}.png")).pixels for i in range(4)])
-    for i, (result, judged) in enumerate(zip(together, model.judge(stack), strict=True)):
-        assert judged is not None
+    for i, result in enumerate(together):
         assert (result.shift, result.unlike, result.shift_features, list(result.differs or ())) == tuple(
             records[i][name] for name in ("shift", "unlike", "shift_features", "differs")
         )
-        assert judged == model.judge(stack[i : i + 1])[0]
+        [alone] = model.predict(data / "other" / f"{i}.png")
+        assert (alone.shift, alone.shift_features, alone.differs) == (result.shift, result.shift_features, result.differs)
 
 
 def test_the_report_names_the_features(run_cli: Cli, bundle: Path, data: Path, tmp_path: Path) -> None:
@@ -237,4 +244,4 @@ def test_it_can_be_switched_off(bundle: Path, data: Path, tmp_path: Path) -> Non
     off = train_run(resolve("brightness", "paper", [HALF, {"calibrate": {"features": "off"}}]), data / "train", tmp_path / "run")
     known, both = acquisition(off), acquisition(bundle)
     assert known == both.model_copy(update={"features": None})
-    assert reshift.load(off, device="cpu").embedder is None
+    assert reshift.load(off, device="cpu").feature_network is None

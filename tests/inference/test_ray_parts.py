@@ -13,14 +13,14 @@ from helpers import Cli, refused, save_many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshift.data.read import Scan
+from reshift.data.read import Input
 from reshift.errors import UserError
 from reshift.inference import score_ray
+from reshift.inference.inputs import ScoreCase, find_cases
 from reshift.inference.model import GPU_BATCH
-from reshift.inference.score import Job, find_jobs
 from reshift.inference.score_ray import CHUNKS, Setup, Worker, chunk_size, packed, unpacked
 from reshift.system import ray_cluster
-from reshift.system.ray_cluster import Share, Shared, begin, share, shared_folder
+from reshift.system.ray_cluster import Share, SharedFolder, count_attempt, share, shared_folder
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="reshift[ray] is not installed")
 CPU_NODES = [{"CPU": 4.0}, {"CPU": 8.0}]
@@ -46,7 +46,7 @@ def test_without_ray(score: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_do_not_go_together(score: Cli) -> None:
     refused(score("--engine", "spark"), "'spark'", "local or ray")
     refused(score("--workers", "2"), "--engine ray")
-    refused(score("--engine", "ray", "--device", "cuda:1"), "cuda:1", "its own card")
+    refused(score("--engine", "ray", "--device", "cuda:1"), "cuda:1", "its own GPU")
 
 
 @needs_ray
@@ -91,18 +91,18 @@ def test_no_card_in_the_cluster() -> None:
 
 
 @given(st.integers(1, 10**8), st.integers(1, 512), st.booleans())
-def test_chunks_are_whole_batches_and_not_too_many(jobs: int, workers: int, gpu: bool) -> None:
-    size = chunk_size(jobs, Share(workers, 1, int(gpu)))
+def test_chunks_are_whole_batches_and_not_too_many(cases: int, workers: int, gpu: bool) -> None:
+    size = chunk_size(cases, Share(workers, 1, int(gpu)))
     assert size >= 1
     assert size % (GPU_BATCH if gpu else 1) == 0
-    assert jobs / size <= CHUNKS
+    assert cases / size <= CHUNKS
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 9))
 def test_chunks_hold_everything_in_order(volumes: list[bool], size: int) -> None:
-    jobs = [Job(Scan(Path(f"{i}.nii" if volume else f"{i}.png")), str(i)) for i, volume in enumerate(volumes)]
-    chunks = list(score_ray._chunks(range(len(jobs)), jobs, size))
-    assert [i for chunk in chunks for i in chunk] == list(range(len(jobs)))
+    cases = [ScoreCase(Input(Path(f"{i}.nii" if volume else f"{i}.png")), str(i)) for i, volume in enumerate(volumes)]
+    chunks = list(score_ray._chunks(range(len(cases)), cases, size))
+    assert [i for chunk in chunks for i in chunk] == list(range(len(cases)))
     for chunk in chunks:
         assert len(chunk) <= (1 if volumes[chunk[0]] else size)
         assert len({volumes[i] for i in chunk}) == 1
@@ -111,15 +111,15 @@ def test_chunks_hold_everything_in_order(volumes: list[bool], size: int) -> None
 def test_a_job_travels_as_text(tmp_path: Path) -> None:
     series(tmp_path / "in" / "scan")
     save_many(tmp_path / "in", 2)
-    odd = Job(Scan(Path(os.fsdecode(b"caf\xe9.png"))), os.fsdecode(b"caf\xe9.png"))  # no Unicode
-    jobs = [*find_jobs([tmp_path / "in"]), odd]
-    assert any(job.scan.series for job in jobs)
-    assert [unpacked(*json.loads(json.dumps(packed(job)))) for job in jobs] == jobs
+    odd = ScoreCase(Input(Path(os.fsdecode(b"caf\xe9.png"))), os.fsdecode(b"caf\xe9.png"))  # no Unicode
+    cases = [*find_cases([tmp_path / "in"]), odd]
+    assert any(case.input.series for case in cases)
+    assert [unpacked(*json.loads(json.dumps(packed(case)))) for case in cases] == cases
 
 
-def answers(setup: Setup, jobs: list[Job]) -> list[dict[str, Any]]:
+def answers(setup: Setup, cases: list[ScoreCase]) -> list[dict[str, Any]]:
     pyarrow = pytest.importorskip("pyarrow", reason="reshift[ray] is not installed")
-    table = pyarrow.table({"job": [json.dumps([i, *packed(job)]) for i, job in enumerate(jobs)]})
+    table = pyarrow.table({"job": [json.dumps([i, *packed(case)]) for i, case in enumerate(cases)]})
     return [json.loads(text) for text in Worker(setup, alone=False)(table).column("answer").to_pylist()]
 
 
@@ -127,20 +127,20 @@ def test_a_worker_that_sees_another_folder(
     tiny_bundle: Path, folder_of_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a worker changes it
-    jobs = find_jobs([folder_of_images])
+    cases = find_cases([folder_of_images])
     with shared_folder(tmp_path / "out") as mine:
         good = Setup(tiny_bundle, mine, False, "cpu", None, 3, "")
-        assert [answer["index"] for answer in answers(good, jobs)] == list(range(len(jobs)))
+        assert [answer["index"] for answer in answers(good, cases)] == list(range(len(cases)))
         for shared, word in (
             (mine._replace(token="another"), "is not the same folder on node"),
-            (Shared(tmp_path, mine.token), "is not the same folder on node"),
+            (SharedFolder(tmp_path, mine.token), "is not the same folder on node"),
             (mine._replace(version="0.0.1"), "the driver 0.0.1; install the same on every node"),
         ):
-            assert [word in answer["mistake"] for answer in answers(good._replace(shared=shared), jobs)] == [True]
-        lost = answers(good._replace(home=tmp_path / "nowhere"), jobs)
+            assert [word in answer["mistake"] for answer in answers(good._replace(shared=shared), cases)] == [True]
+        lost = answers(good._replace(home=tmp_path / "nowhere"), cases)
         assert ["absolute paths" in answer["mistake"] for answer in lost] == [True]
         (mine.notes / "chunk-0").write_text("a\nb\nc\n")  # three have died here
-        assert answers(good, jobs) == [{"given up": 0}]
+        assert answers(good, cases) == [{"given up": 0}]
     assert not mine.notes.exists()
 
 
@@ -148,20 +148,20 @@ def test_what_was_scored_before_a_crash_is_kept(
     tiny_bundle: Path, folder_of_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    jobs = find_jobs([folder_of_images])[:3]
+    cases = find_cases([folder_of_images])[:3]
     for error, kind in ((UserError("disk full"), "mistake"), (RuntimeError("no such kernel"), "crash")):
 
-        def broken(_run: Any, todo: list[Job], error: Exception = error) -> Any:
+        def broken(_run: Any, todo: list[ScoreCase], error: Exception = error) -> Any:
             yield todo[0], []
             raise error
 
-        monkeypatch.setattr(score_ray, "score_jobs", broken)
+        monkeypatch.setattr(score_ray, "score_cases", broken)
         with shared_folder(tmp_path / "out") as mine:
-            first, last = answers(Setup(tiny_bundle, mine, False, "cpu", None, 3, ""), jobs)
+            first, last = answers(Setup(tiny_bundle, mine, False, "cpu", None, 3, ""), cases)
         assert first["index"] == 0
         assert str(error) in last[kind]
 
 
 def test_tries_are_counted(tmp_path: Path) -> None:
-    assert [begin(tmp_path / "mark") for _ in range(3)] == [1, 2, 3]
+    assert [count_attempt(tmp_path / "mark") for _ in range(3)] == [1, 2, 3]
     assert str(os.getpid()) in (tmp_path / "mark").read_text()

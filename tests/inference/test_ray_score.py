@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from dicom_files import enhanced, series, write
 from helpers import Cli, Outcome, read_records, save, save_many
-from ray_local import METHOD, alive, local_ray, meanwhile, wait_until
+from processes import alive, meanwhile, wait_until
+from ray_local import METHOD, local_ray
 from volumes import save_head
 
 from reshift.inference import score_ray

@@ -9,8 +9,8 @@ import pytest
 from helpers import Cli, noise, read_records, refused, save, save_many, write_manifest
 from numpy.typing import NDArray
 
+from reshift.inference.inputs import find_cases
 from reshift.inference.records import FIELDS, read_index
-from reshift.inference.score import find_jobs
 
 
 def cut_last_line(out: Path) -> None:
@@ -95,7 +95,7 @@ def test_equal_names_get_their_own_maps(run_cli: Cli, tiny_bundle: Path, tmp_pat
 
 def test_a_file_given_twice_is_scored_once(tmp_path: Path) -> None:
     images = save_many(tmp_path / "in", 3)
-    assert len(find_jobs([images, images / "001.png", tmp_path / "in" / ".." / "in"])) == 3
+    assert len(find_cases([images, images / "001.png", tmp_path / "in" / ".." / "in"])) == 3
 
 
 def test_maps_stay_inside_the_output(run_cli: Cli, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_manifest_means_its_test_split(tmp_path: Path) -> None:
     save_many(tmp_path / "images", 3)
     rows = [f"images/00{i}.png,,s{i},0,{split}," for i, split in enumerate(("train", "test", "test"))]
     for given in (write_manifest(tmp_path, *rows), tmp_path):
-        assert [job.path.name for job in find_jobs([given])] == ["001.png", "002.png"]
+        assert [case.path.name for case in find_cases([given])] == ["001.png", "002.png"]
 
 
 def test_a_half_line_is_scored_again(run_cli: Cli, tiny_bundle: Path, folder_of_images: Path, tmp_path: Path) -> None:

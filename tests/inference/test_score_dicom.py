@@ -12,9 +12,10 @@ from dicom_files import enhanced, grey, series, values, write
 from helpers import BRIGHTNESS, Cli, noise, read_records, refused, save
 
 from reshift.config import DataConfig
+from reshift.data.cases import expand_volumes
 from reshift.data.dicom.series import read_series
-from reshift.data.manifest import expand, load_cases
-from reshift.data.read import list_scans, open_scan
+from reshift.data.manifest import load_cases
+from reshift.data.read import list_inputs, open_input
 from reshift.data.volume import Volume
 from reshift.errors import UserError
 
@@ -38,7 +39,7 @@ def tree(root: Path) -> Path:
 
 
 def test_a_folder_is_taken_apart_by_headers(tmp_path: Path) -> None:
-    scans = list_scans(tree(tmp_path))
+    scans = list_inputs(tree(tmp_path))
     names = [scan.path.relative_to(tmp_path).as_posix() for scan in scans]
     assert names == ["alone", "both/CT-498.99.1", "both/CT-498.99.2", "chest/film.dcm", "picture.png"]
     assert [len(scan.series.files) if scan.series else 0 for scan in scans] == [5, 5, 4, 0, 0]
@@ -51,7 +52,7 @@ def test_no_headers_are_read_where_no_dicom_can_be(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("reshift.data.dicom.series.find_series", never)
     save(noise(), tmp_path / "a.png")
     (tmp_path / "manifest.csv").write_text("image\n")
-    assert [scan.path.name for scan in list_scans(tmp_path)] == ["a.png"]
+    assert [scan.path.name for scan in list_inputs(tmp_path)] == ["a.png"]
 
 
 def test_scoring(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_series_by_itself_and_a_file_of_many_frames(run_cli: Cli, tiny_bundle:
     records = read_records(out)
     assert [record["map"] for record in records if record["slice"] is None] == ["maps/scan.nii.gz", "maps/frames.dcm.nii.gz"]
     assert len([record for record in records if record["input"] == str(frames)]) == 4 + 1
-    assert isinstance(open_scan(frames), Volume)
+    assert isinstance(open_input(frames), Volume)
 
 
 def test_learning_from_series(run_cli: Cli, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_learning_from_series(run_cli: Cli, tmp_path: Path) -> None:
         series(tmp_path / "in" / f"p{i}", SeriesInstanceUID=f"{OTHER}.{i}")
     cases = load_cases(tmp_path / "in")
     assert [case.subject for case in cases] == ["p0", "p1", "p2"]
-    slices = expand(cases, DataConfig())
+    slices = expand_volumes(cases, DataConfig())
     assert len(slices) == 15
     assert {case.name for case in slices} >= {"p0#0", "p2#4"}
     assert run_cli("train", "--data", tmp_path / "in", "--out", tmp_path / "run", *BRIGHTNESS).code == 0

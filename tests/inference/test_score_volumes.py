@@ -9,18 +9,20 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
+import torch
 from helpers import BRIGHTNESS, Cli, noise, read_records, refused, save, write_manifest
 from volumes import SHAPE, Orientation, canonical_affine, head, orientations, save_head, save_nifti, stored
 
 from reshift.config import DataConfig
 from reshift.data import read
-from reshift.data.manifest import expand, fingerprint, load_cases
+from reshift.data.cases import expand_volumes, fingerprint
+from reshift.data.manifest import load_cases
 from reshift.data.nifti import read_nifti
-from reshift.data.source import check_images
+from reshift.data.source import Source
 from reshift.data.volume import Volume
 from reshift.errors import UserError
+from reshift.inference.inputs import find_cases
 from reshift.inference.records import FIELDS
-from reshift.inference.score import find_jobs
 
 SAGITTAL: Orientation = ((2, 0, 1), (False, True, False))  # slices are the second axis, and run downwards
 PLAIN: Orientation = ((2, 1, 0), (False, False, False))
@@ -45,7 +47,7 @@ def test_the_map_of_a_volume(run_cli: Cli, tiny_bundle: Path, tmp_path: Path, or
     *slices, whole = read_records(out)
     volume = read_nifti(path)
     axis = [code in "SI" for code in nibabel.aff2axcodes(scan.affine)].index(True)
-    chosen = sorted(volume.native_index(k) for k in volume.chosen(0.1))
+    chosen = sorted(volume.native_index(k) for k in volume.foreground_slices(0.1))
     assert 3 < len(chosen) < SHAPE[0]
     assert [record["slice"] for record in slices] == chosen
     assert [at for at in range(scan.shape[axis]) if np.take(looked, at, axis).any()] == chosen
@@ -113,10 +115,10 @@ def test_a_volume_stopped_half_way_is_scored_again(run_cli: Cli, tiny_bundle: Pa
 def test_names_of_maps(tmp_path: Path) -> None:
     for name in ("a/scan.nii", "a/scan.nii.gz", "b/scan.nii.gz", "b/SCAN.NII.GZ"):
         save_head(tmp_path / name)
-    jobs = find_jobs(
+    cases = find_cases(
         [tmp_path / "a" / "scan.nii", tmp_path / "a" / "scan.nii.gz", tmp_path / "b" / "scan.nii.gz", tmp_path / "b"]
     )
-    assert [job.stem for job in jobs] == ["scan.nii.gz", "scan~2.nii.gz", "scan~3.nii.gz", "b/SCAN.nii.gz"]
+    assert [case.name for case in cases] == ["scan.nii.gz", "scan~2.nii.gz", "scan~3.nii.gz", "b/SCAN.nii.gz"]
 
 
 def test_without_calibration_there_is_no_montage(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -146,28 +148,28 @@ def volumes_and_masks(folder: Path, *, train: int = 3, test: int = 2) -> Path:
 def test_a_row_becomes_its_slices(tmp_path: Path) -> None:
     cases = load_cases(volumes_and_masks(tmp_path))
     assert len(cases) == 5
-    slices = expand(cases, DataConfig())
-    chosen = read_nifti(tmp_path / "0.nii.gz").chosen(0.1)
+    slices = expand_volumes(cases, DataConfig())
+    chosen = read_nifti(tmp_path / "0.nii.gz").foreground_slices(0.1)
     assert [case.slice for case in slices if case.subject == "s0"] == chosen
     assert [case.name for case in slices][:2] == [f"0.nii.gz#{k}" for k in chosen[:2]]
     assert {case.slice for case in slices if case.label} == {6, 7}
     assert {case.subject for case in slices} == {f"s{i}" for i in range(5)}
-    assert len(expand(cases, DataConfig(min_foreground=0.99))) < len(slices)
+    assert len(expand_volumes(cases, DataConfig(min_foreground=0.99))) < len(slices)
     assert len(fingerprint(slices)) == 32
 
 
 def test_slices_are_named_by_their_place_in_the_file(tmp_path: Path) -> None:
     path = save_head(tmp_path / "a.nii", orientation=SAGITTAL)  # its slices run downwards
     volume = read_nifti(path)
-    for case in expand(load_cases(write_manifest(tmp_path, "a.nii,,a,0,train,")), DataConfig()):
+    for case in expand_volumes(load_cases(write_manifest(tmp_path, "a.nii,,a,0,train,")), DataConfig()):
         assert case.slice is not None
         assert case.name == f"a.nii#{SHAPE[0] - 1 - case.slice}" == f"a.nii#{volume.native_index(case.slice)}"
 
 
 def test_lesion_slices_are_not_learned_from(tmp_path: Path) -> None:
     volumes_and_masks(tmp_path)
-    everything = expand(load_cases(write_manifest(tmp_path, "3.nii.gz,,a,0,train,")), DataConfig())
-    healthy = expand(load_cases(write_manifest(tmp_path, "3.nii.gz,mask3.nii.gz,a,0,train,")), DataConfig())
+    everything = expand_volumes(load_cases(write_manifest(tmp_path, "3.nii.gz,,a,0,train,")), DataConfig())
+    healthy = expand_volumes(load_cases(write_manifest(tmp_path, "3.nii.gz,mask3.nii.gz,a,0,train,")), DataConfig())
     assert {case.slice for case in everything} - {case.slice for case in healthy} == {6, 7}
 
 
@@ -186,9 +188,9 @@ def test_masks_that_do_not_fit(tmp_path: Path) -> None:
     ):
         cases = load_cases(write_manifest(tmp_path, f"3.nii.gz,{mask},a,1,test,"))
         with pytest.raises(UserError, match=expected):
-            expand(cases, DataConfig())
+            expand_volumes(cases, DataConfig())
         errors: list[str] = []
-        assert expand(cases, DataConfig(), errors) == []
+        assert expand_volumes(cases, DataConfig(), errors) == []
         assert len(errors) == 1
 
 
@@ -200,11 +202,11 @@ def test_a_packed_volume_is_unpacked_once_for_all_its_slices(tmp_path: Path, mon
         return read_nifti(path)
 
     monkeypatch.setattr(read, "read_nifti", watched)
-    slices = expand(load_cases(volumes_and_masks(tmp_path, train=9, test=0)), DataConfig())
+    slices = expand_volumes(load_cases(volumes_and_masks(tmp_path, train=9, test=0)), DataConfig())
     assert len(opened) == 9
-    check_images(slices, DataConfig(size=32))
+    Source([], DataConfig(size=32), torch.device("cpu")).check(slices)
     assert len(opened) <= 9 + 9  # the first ones are no longer at hand
-    assert len(read._open) <= read.KEPT
+    assert len(read._volumes) <= read.MAX_OPEN
 
 
 def test_train_calibrate_and_evaluate_on_volumes(run_cli: Cli, tmp_path: Path) -> None:

@@ -29,18 +29,18 @@ def code_on_the_page() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder with the page's code in it, as the current one; what is imported from there is forgotten afterwards."""
+    """A user's folder with the page's code in it, as the current folder; imports from it are undone afterwards."""
     (tmp_path / "linear_dae.py").write_text(code_on_the_page(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(methods.VARIABLE, raising=False)
     before, path = set(sys.modules), list(sys.path)
     yield tmp_path
     assert sys.path == path
-    forget(before)
+    undo_imports(before)
 
 
-def forget(before: set[str]) -> None:
-    """Make Python import again what it has imported since, as a new process would."""
+def undo_imports(before: set[str]) -> None:
+    """Undo the test's imports, so that Python imports again as a new process would."""
     for name in set(sys.modules) - before:
         if name.split(".")[0] in {"linear_dae", "stranger", "lazy"}:
             del sys.modules[name]
@@ -52,7 +52,7 @@ def chest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def named_by(bundle: Path, location: str) -> Path:
-    """Let a bundle name another method."""
+    """Write another method into a bundle's config."""
     about = json.loads((bundle / "config.json").read_text())
     about["config"]["method"] = location
     (bundle / "config.json").write_text(json.dumps(about))
@@ -64,13 +64,13 @@ def test_the_page_shows_the_example() -> None:
     assert len(code_on_the_page().splitlines()) < 80
 
 
-def test_the_example_beats_brightness(run_cli: Cli, folder: Path, chest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_is_better_than_brightness(run_cli: Cli, folder: Path, chest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(sys.modules)
     done = run_cli("train", "--data", chest, "--out", "mine", "--method", LOCATION, *SMALL)
     assert done.code == 0, done.err
     assert json.loads(Path("mine/bundle/config.json").read_text())["config"]["method"] == LOCATION
     assert run_cli("train", "--data", chest, "--out", "reference", *BRIGHTNESS).code == 0
-    forget(before)
+    undo_imports(before)
     line = refused(run_cli("info", "mine/bundle"), "config.json", LOCATION, f"{methods.VARIABLE}={LOCATION}")
     assert "damaged" not in line
     assert "linear_dae" not in sys.modules
@@ -123,7 +123,7 @@ def test_a_file_never_decides_which_code_runs(
     assert Path("was here").exists()
 
 
-def test_what_is_imported_already_may_be_named_but_must_be_a_method(
+def test_an_imported_module_may_be_named_but_must_hold_a_method(
     run_cli: Cli, folder: Path, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = Path(shutil.copytree(tiny_bundle, folder / "bundle"))
@@ -134,7 +134,7 @@ def test_what_is_imported_already_may_be_named_but_must_be_a_method(
     for location in ("os:system", "torch:ops", "lazy:Method", "reshift.methods.trivial:_grey"):
         refused(run_cli("info", named_by(bundle, location)), location, "has no class")
     assert asked == []
-    refused(run_cli("info", named_by(bundle, "pathlib:Path")), "no method", "Settings, profiles, stages, predict, state_dict")
+    refused(run_cli("info", named_by(bundle, "pathlib:Path")), "is not a subclass of Detector", "docs/add-a-method.md")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_is_imported_already_may_be_named_but_must_be_a_method(
     [
         ("nowhere:Method", ("No module named 'nowhere'", "run in the folder that holds it")),
         ("linear_dae:Linear", ("module 'linear_dae' has no class 'Linear'",)),
-        ("linear_dae:LinearDAESettings", ("is no method: it lacks Settings, profiles",)),
+        ("linear_dae:LinearDAESettings", ("is not a subclass of Detector",)),
         ("stranger:Method", ("importing 'stranger' failed (SyntaxError: ",)),
         ("linear_dae.py:LinearDAE", ("importing 'linear_dae.py' failed",)),
         ("./linear_dae.py:LinearDAE", ("write it as package.module:Class",)),
@@ -157,7 +157,7 @@ def test_a_wrong_location_is_one_line(run_cli: Cli, folder: Path, chest: Path, l
     assert not Path("run").exists()
 
 
-def test_a_file_here_does_not_stand_in_for_a_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_the_current_folder_does_not_replace_a_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
     Path("tabnanny.py").write_text("raise RuntimeError('not the standard library')")
     Path("stranger.py").write_text("import tabnanny\nfrom linear_dae import LinearDAE as Method\n")

@@ -1,7 +1,5 @@
-"""cDDPM: what masking hides, what each stage may move, what the denoiser is told, and the mean of three restorations."""
+"""cDDPM: what masking hides, what each stage trains, how the denoiser is conditioned, and the mean of three restorations."""
 
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from reshift.config import Config
 from reshift.methods.detector import Step
 from reshift.methods.diffusion.cddpm import CDDPM, CDDPMSettings, _unit, authors_map, hidden_error
 from reshift.methods.ops.filters import erode, foreground, median_filter
@@ -49,7 +46,7 @@ def moved(module: nn.Module) -> bool:
 
 
 def take_gradient(model: CDDPM, stage: int, x: Tensor) -> None:
-    """Freeze and thaw as the training loop does, and take the gradient."""
+    """Freeze and unfreeze modules as the training loop does, and take the gradient."""
     model.eval().requires_grad_(False)
     (objective,) = model.stages()[stage].objectives
     for module in objective.modules:
@@ -89,7 +86,7 @@ def test_positions_are_where_the_mask_is_one(size: int) -> None:
 # ---- the sparse encoder --------------------------------------------------------------------------------------------
 
 
-def test_hidden_pixels_change_no_bit_of_the_features() -> None:
+def test_hidden_pixels_do_not_change_the_features() -> None:
     model, x, seen = make(), images(), visible()
     hidden = 1.0 - seen.mask(SIZE)
     for train in (True, False):
@@ -145,7 +142,7 @@ def test_default_encoder_is_the_resnet_50() -> None:
 # ---- training ------------------------------------------------------------------------------------------------------
 
 
-def test_first_stage_moves_encoder_and_decoder_only() -> None:
+def test_first_stage_trains_encoder_and_decoder_only() -> None:
     model = make()
     take_gradient(model, 0, images())
     assert moved(model.encoder.stages)
@@ -155,7 +152,7 @@ def test_first_stage_moves_encoder_and_decoder_only() -> None:
     assert not moved(model.denoiser)
 
 
-def test_second_stage_moves_encoder_and_denoiser_only() -> None:
+def test_second_stage_trains_encoder_and_denoiser_only() -> None:
     model = make()
     take_gradient(model, 1, images())
     assert moved(model.encoder.stem)
@@ -164,7 +161,7 @@ def test_second_stage_moves_encoder_and_denoiser_only() -> None:
     assert not moved(model.decoder)
 
 
-def test_masked_stage_decides_nothing_from_the_denoiser() -> None:
+def test_each_stage_is_decided_by_its_own_settings() -> None:
     first, second = (stage.decided_by for stage in make().stages())
     assert first is not None
     assert second is not None
@@ -196,7 +193,7 @@ def test_every_image_has_its_own_noise() -> None:
 # ---- the conditioned denoiser --------------------------------------------------------------------------------------
 
 
-def test_code_is_four_times_the_base_and_stands_beside_the_time() -> None:
+def test_code_is_four_times_the_base_width_and_joined_with_the_time() -> None:
     net = ConditionedUNet(1, (8, 16), 1)
     t, code = torch.tensor([3, 700]), torch.randn(2, 32)
     emb = net.embedding(t, code)
@@ -281,7 +278,7 @@ def test_authors_post_processing() -> None:
 # ---- settings ------------------------------------------------------------------------------------------------------
 
 
-def test_refusals() -> None:
+def test_wrong_settings_and_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"data.size 100 is not a multiple of 32"):
         CDDPM(CDDPMSettings(), 100, 1)
     with pytest.raises(ValueError, match=r"single 32-pixel patch"):
@@ -290,11 +287,3 @@ def test_refusals() -> None:
     for settings in bad:
         with pytest.raises(ValidationError):
             CDDPMSettings(**{**SMALL, **settings})
-
-
-def test_config_file_spells_out_the_defaults() -> None:
-    table = tomllib.loads((Path(__file__).parents[2] / "configs" / "cddpm.toml").read_text())
-    config = Config.model_validate(table)
-    assert CDDPMSettings.model_validate(config.model) == CDDPMSettings()
-    assert set(CDDPMSettings.model_fields) - set(config.model) == {"inference_seed"}
-    assert {key: table["train"][key] for key in CDDPM.profiles["paper"]["train"]} == CDDPM.profiles["paper"]["train"]

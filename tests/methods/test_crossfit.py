@@ -1,4 +1,4 @@
-"""Cross-fitting: who learns from whom, and that thresholds come from normals that their judge has not seen."""
+"""Cross-fitting: each member leaves out one fold, and thresholds come from normals that the scoring part has not seen."""
 
 import json
 from collections import Counter
@@ -11,20 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from reshift.config import Config, parse
-from reshift.data.manifest import Case, deal, load_cases
+from reshift.data.cases import Case, assign_folds
+from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
-from reshift.data.read import read_picture
+from reshift.data.prepare import prepare
+from reshift.data.read import read_image
 from reshift.data.source import Source, folds
+from reshift.inference.calibrate import unseen_normals
 from reshift.inference.model import load_model
-from reshift.methods.detector import Objective, Stage, Step
+from reshift.methods.detector import Detector, Objective, Stage, Step
+from reshift.methods.reshift.discriminator import repeat_folds
+from reshift.methods.reshift.distance import distance_to_banks
 from reshift.methods.reshift.method import Reshift
 from reshift.methods.reshift.settings import ReshiftSettings
 from reshift.system.device import Rank
 from reshift.training.loop import fit
-from reshift.training.run import resolve, train_run, unseen
+from reshift.training.run import resolve, train_run
 
 SIZE = 32
-TINY: dict[str, Any] = {"steps": 2, "members": 3, "widths": (8, 8, 8, 8), "bank": 96, "sample": 900, "sources": ("offset",)}
+TINY: dict[str, Any] = {
+    "steps": 2, "members": 3, "widths": (8, 8, 8, 8), "bank": 96, "sample": 900, "side": 64, "sources": ("offset",),
+}  # fmt: skip
 
 
 def cases(*subjects: str) -> list[Case]:
@@ -40,19 +47,19 @@ def build(**settings: Any) -> Reshift:
     return Reshift(ReshiftSettings(**(TINY | settings)), SIZE, 1).eval()
 
 
-def test_a_subject_is_dealt_to_one_fold_and_folds_are_even() -> None:
+def test_a_subject_belongs_to_one_fold_and_folds_are_even() -> None:
     given = cases(*"aaabbcccddeeeffgghhii")
-    dealt = deal(given, 3, lambda n: list(range(n))[::-1])
+    dealt = assign_folds(given, 3, lambda n: list(range(n))[::-1])
     assert len({(case.subject, fold) for case, fold in zip(given, dealt, strict=True)}) == 9
     assert max(Counter(dealt).values()) - min(Counter(dealt).values()) <= 3  # no more than one subject's images
     assert set(dealt) == {0, 1, 2}
 
 
-def test_fewer_subjects_than_folds_are_dealt_by_image() -> None:
-    assert Counter(deal(cases(*"aaaaaabb"), 4, lambda n: list(range(n)))) == {0: 2, 1: 2, 2: 2, 3: 2}
+def test_fewer_subjects_than_folds_are_split_by_image() -> None:
+    assert Counter(assign_folds(cases(*"aaaaaabb"), 4, lambda n: list(range(n)))) == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
-def test_folds_follow_from_images_and_seed() -> None:
+def test_folds_depend_on_images_and_seed_only() -> None:
     given = cases(*"abcdefghijkl")
     assert folds(given, 3, 0) == folds(given, 3, 0)
     assert folds(given, 3, 0) != folds(given, 3, 1)
@@ -60,8 +67,8 @@ def test_folds_follow_from_images_and_seed() -> None:
     assert folds(given, 1, 0) == [list(range(12))]
 
 
-class Watching(nn.Module):
-    """Notes which images it is shown, by their mean, which says which they are."""
+class Recorder(Detector):
+    """Records the images it is shown, identified by their mean."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -84,18 +91,18 @@ def test_a_batch_has_equal_parts_of_every_fold(tmp_path: Path) -> None:
     config = parse(Config, {"method": "reshift", "data": {"size": SIZE}, "train": {"batch": 9}, "seed": 4})
     kept = [case for case in load_cases(tmp_path / "data" / "manifest.csv") if case.split == "train"]
     source = Source(kept, config.data, torch.device("cpu"))
-    watching = Watching(3)
-    fit(watching, source, config, tmp_path, Rank(0, 1))  # type: ignore[arg-type]
+    recorder = Recorder(3)
+    fit(recorder, source, config, tmp_path, Rank(0, 1))
     means = [round(float(x.mean()), 5) for x in source.batch(range(len(source)))]
     groups = [{means[i] for i in fold} for fold in folds(kept, 3, config.seed)]
-    assert len(set(means)) == len(kept)  # or this test would tell nothing
-    assert [set(watching.begun[k]) for k in range(3)] == groups
-    assert len(watching.batches) == 7
-    for parts in watching.batches:
+    assert len(set(means)) == len(kept)  # or the means would not identify the images
+    assert [set(recorder.begun[k]) for k in range(3)] == groups
+    assert len(recorder.batches) == 7
+    for parts in recorder.batches:
         assert [len(part) for part in parts] == [3, 3, 3]
         assert all(set(part) <= group for part, group in zip(parts, groups, strict=True))
     for k, group in enumerate(groups):  # 21 images of a fold of four or five: all of them, several times
-        assert {mean for parts in watching.batches for mean in parts[k]} == group
+        assert {mean for parts in recorder.batches for mean in parts[k]} == group
 
 
 def test_a_member_does_not_learn_from_its_own_fold() -> None:
@@ -106,15 +113,15 @@ def test_a_member_does_not_learn_from_its_own_fold() -> None:
     before, after = (model._shifted(batch, Step(torch.Generator().manual_seed(0))) for batch in (x, changed))
     assert not torch.equal(before.image[2:4], after.image[2:4])
     for member in range(3):
-        errors = [float(model._error(member, [model._turned(t) for t in shown]).detach()) for shown in (before, after)]
+        errors = [float(model._member_loss(member, [repeat_folds(t, 3) for t in shown]).detach()) for shown in (before, after)]
         assert (errors[0] == errors[1]) == (member == 1)
 
 
-def test_without_a_fold_its_member_judges_alone_and_its_patches_are_forgotten() -> None:
+def test_without_a_fold_only_its_member_predicts_and_its_patches_are_left_out() -> None:
     model, x = build(), images(2, seed=9)
     with torch.no_grad():
         for fold in range(3):
-            model._remember([images(4, seed=fold)], fold)
+            model._fill_memory([images(4, seed=fold)], fold)
         logits, distance = model._witnesses(x, without=2)
         model.bank[2] = model.bank[0]
         torch.testing.assert_close(distance, model._witnesses(x, without=2)[1])
@@ -122,29 +129,29 @@ def test_without_a_fold_its_member_judges_alone_and_its_patches_are_forgotten() 
         torch.testing.assert_close(logits, model._witnesses(x)[0])
 
 
-def test_a_new_image_has_no_larger_memory_than_the_normals_that_set_the_thresholds() -> None:
+def test_a_new_image_is_compared_with_as_many_patches_as_the_normals_that_set_the_thresholds() -> None:
     model, rows = build(), torch.randn(7, 152)
     model.bank.copy_(torch.randn(model.bank.shape))
     slow = torch.stack([torch.cdist(rows, torch.cat([model.bank[j] for j in range(3) if j != k])).amin(1) for k in range(3)])
-    torch.testing.assert_close(model._distance(rows, None), slow.mean(0))
-    torch.testing.assert_close(model._distance(rows, 1), slow[1])
+    torch.testing.assert_close(distance_to_banks(rows, model.bank, None), slow.mean(0))
+    torch.testing.assert_close(distance_to_banks(rows, model.bank, 1), slow[1])
 
 
-def test_an_image_s_own_patches_do_not_vouch_for_it() -> None:
+def test_without_its_fold_an_image_is_farther_from_the_memory() -> None:
     model, x = build(bank=3 * 16, sample=3 * 3136, blur=0.0), images(4, seed=2)
     with torch.no_grad():
         for fold in range(3):
-            model._remember([images(4, seed=fold)], fold)
-        seen, forgotten = model._witnesses(x)[1], model._witnesses(x, without=2)[1]
-    assert float(forgotten.mean()) > float(seen.mean())
+            model._fill_memory([images(4, seed=fold)], fold)
+        seen, unseen_ = model._witnesses(x)[1], model._witnesses(x, without=2)[1]
+    assert float(unseen_.mean()) > float(seen.mean())
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All normals are learned from, and all of them set the thresholds."""
+    """A run without held-out normals: all normals are learned from, and all set the thresholds."""
     folder = tmp_path_factory.mktemp("crossfit")
     write_phantom(folder / "data", train=12, test_normal=2, test_abnormal=2, size=SIZE, slices=2)
-    model = {"steps": 2, "members": 3, "widths": [8, 8, 8, 8], "bank": 60, "sample": 900, "sources": ["offset"]}
+    model = {"steps": 2, "members": 3, "widths": [8, 8, 8, 8], "bank": 60, "sample": 900, "side": 64, "sources": ["offset"]}
     layer = {"data": {"size": SIZE, "holdout": 0.0}, "train": {"batch": 6}, "model": model}
     train_run(resolve("reshift", "paper", [layer]), folder / "data" / "manifest.csv", folder / "run")
     return folder
@@ -157,10 +164,10 @@ def test_thresholds_come_from_all_training_normals_each_unseen(trained: Path) ->
     assert calibration.held_out is not None
     assert calibration.held_out.images == 12
     kept = [case for case in load_cases(trained / "data" / "manifest.csv") if case.split == "train"]
-    parts = unseen(model, kept, [])
+    parts = unseen_normals(model, kept, [])
     assert [part.fold for part in parts] == [0, 1, 2]
     expected = [
-        model.run(model.prepare(read_picture(case.image, None)).pixels[None], part.fold)[0][0]
+        model.launch(prepare(read_image(case.image, None), model.bundle.config.data).pixels[None], part.fold)()[0][0]
         for part in parts
         for case in part.cases
     ]
@@ -169,14 +176,14 @@ def test_thresholds_come_from_all_training_normals_each_unseen(trained: Path) ->
     assert calibration.training.scores != calibration.held_out.scores
 
 
-def test_the_acquisition_check_keeps_a_fold_to_be_seen_from(trained: Path) -> None:
+def test_the_acquisition_check_measures_distances_of_the_last_fold(trained: Path) -> None:
     stored = json.loads((trained / "run" / "bundle" / "calibration.json").read_text())
     assert len(stored["acquisition"]["distances"]) == 4  # the last of three folds of twelve
 
 
-def test_a_held_out_normal_is_judged_by_all_members(trained: Path) -> None:
+def test_a_held_out_normal_is_scored_by_all_members(trained: Path) -> None:
     model = load_model(trained / "run" / "bundle")
     kept = [case for case in load_cases(trained / "data" / "manifest.csv") if case.split == "train"]
-    parts = unseen(model, kept[:8], kept[8:])
+    parts = unseen_normals(model, kept[:8], kept[8:])
     assert [part.fold for part in parts] == [0, 1, 2, None]
     assert len(parts[-1].cases) == 4

@@ -1,4 +1,4 @@
-"""f-AnoGAN: the penalty against calculus, what each objective may move, and the authors' two-term score."""
+"""f-AnoGAN: the gradient penalty, what each objective trains, and the authors' two-term score."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def images(n: int = 4, channels: int = 1) -> Tensor:
 
 
 def prepared(model: FAnoGAN, index: int) -> Stage:
-    """Freeze and thaw as the training loop does."""
+    """Freeze and unfreeze modules as the training loop does."""
     stage = model.stages()[index]
     model.eval().requires_grad_(False)
     for objective in stage.objectives:
@@ -74,7 +74,7 @@ def test_widths_double_up_to_eight_times(size: int, expected: list[int]) -> None
 
 @pytest.mark.parametrize("size", [32, 64, 128, 256])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_networks_meet_at_a_four_by_four_grid(size: int, channels: int) -> None:
+def test_networks_have_a_four_by_four_grid_at_the_deepest_level(size: int, channels: int) -> None:
     generator, critic = Generator(6, channels, size, 2).eval(), Critic(channels, size, 2)
     x = generator(torch.randn(1, 6))
     assert x.shape == (1, channels, size, size)
@@ -91,7 +91,7 @@ def test_other_sizes_are_refused(size: int) -> None:
         FAnoGAN(FAnoGANSettings(width=2), size, 1)
 
 
-def test_only_the_critic_is_free_of_batch_norm() -> None:
+def test_only_the_critic_has_no_batch_norm() -> None:
     model = make()
     assert not any(isinstance(m, nn.BatchNorm2d | nn.Dropout) for m in model.critic.modules())
     for net in (model.generator, model.encoder):
@@ -100,7 +100,7 @@ def test_only_the_critic_is_free_of_batch_norm() -> None:
         assert all(isinstance(m, BatchNorm) for m in norms)
 
 
-def test_the_critic_judges_each_image_by_itself() -> None:
+def test_the_critic_scores_each_image_by_itself() -> None:
     critic = make().critic.train()
     x = images()
     torch.testing.assert_close(critic(x)[:1], critic(x[:1]))
@@ -122,7 +122,7 @@ def test_penalty_is_taken_between_the_pair_and_for_each_image() -> None:
     assert float(penalty.detach()) == pytest.approx(sum((n - 1.0) ** 2 for n in norms) / 2, rel=1e-5)
 
 
-def test_penalty_moves_the_critic_as_finite_differences_say() -> None:
+def test_the_gradient_of_the_penalty_agrees_with_finite_differences() -> None:
     torch.manual_seed(0)
     critic = Critic(1, 8, 2).double()
     real, fake = torch.rand(2, 3, 1, 8, 8, dtype=torch.float64)
@@ -151,7 +151,7 @@ def test_the_critics_loss_is_wasserstein_and_penalty() -> None:
     torch.testing.assert_close(found["loss"], expected)
 
 
-def test_critic_and_generator_move_only_themselves() -> None:
+def test_critic_and_generator_train_only_themselves() -> None:
     model = make()
     stage, before = prepared(model, 0), snapshot(model)
     update(stage, [0])
@@ -161,7 +161,7 @@ def test_critic_and_generator_move_only_themselves() -> None:
     assert changed(model, before) == {"generator"}
 
 
-def test_the_generator_wants_a_higher_critic_score() -> None:
+def test_the_generator_maximises_the_critic_score() -> None:
     model = make()
     generator = prepared(model, 0).objectives[1]
     z = step(3).normal(4, 6)
@@ -169,15 +169,15 @@ def test_the_generator_wants_a_higher_critic_score() -> None:
     torch.testing.assert_close(generator.loss(images(), step(3))["loss"], expected)
 
 
-def test_the_generator_is_due_every_fifth_step() -> None:
+def test_the_generator_steps_on_every_fifth_batch() -> None:
     gan, encoder = FAnoGAN(FAnoGANSettings(width=2), SIZE, 1).stages()
     assert [o.every for o in gan.objectives] == [1, 5]
     assert [o.every for o in make(n_critic=3).stages()[0].objectives] == [1, 3]
-    assert all((o.rate, o.betas) == (1.0, (0.0, 0.9)) for o in gan.objectives)
-    assert [(o.rate, o.betas) for o in encoder.objectives] == [(0.5, (0.0, 0.9))]
+    assert all((o.lr_factor, o.betas) == (1.0, (0.0, 0.9)) for o in gan.objectives)
+    assert [(o.lr_factor, o.betas) for o in encoder.objectives] == [(0.5, (0.0, 0.9))]
 
 
-def test_the_encoder_stage_moves_the_encoder_alone() -> None:
+def test_the_encoder_stage_trains_the_encoder_alone() -> None:
     model = make()
     stage, before = prepared(model, 1), snapshot(model)
     assert not model.generator.training
@@ -195,7 +195,7 @@ def test_the_encoders_loss_is_the_mean_score() -> None:
     torch.testing.assert_close(loss, model.predict(x).score.mean())
 
 
-def test_features_are_what_the_last_linear_layer_sees() -> None:
+def test_features_are_the_input_of_the_last_linear_layer() -> None:
     critic, x, seen = make().critic, images(), list[Tensor]()
     hook = critic.out.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
     score = critic(x)
@@ -222,7 +222,7 @@ def test_tanh_bounds_the_code_unless_switched_off() -> None:
     assert float(make(bounded=False).eval().encoder(x).detach().abs().max()) > 1.0
 
 
-def test_training_is_decided_by_what_changes_it() -> None:
+def test_each_stage_is_decided_by_its_own_settings() -> None:
     base = [s.decided_by for s in make().stages()]
     for setting, stage in [("penalty", 0), ("n_critic", 0), ("gan_epochs", 0), ("kappa", 1), ("encoder_epochs", 1)]:
         other = [s.decided_by for s in make(**{setting: 3}).stages()]

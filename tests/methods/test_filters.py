@@ -1,6 +1,5 @@
 """Filters against scipy, the quantile against numpy, and the cosine schedule against a slow loop."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from scipy import ndimage  # type: ignore[import-untyped]
 from torch import Tensor
 
-from reshift.core.schedule import cosine_alpha_bar
 from reshift.methods.ops.filters import (
     closing,
     dilate,
@@ -57,20 +55,20 @@ def test_median_filter_is_scipys(x: Tensor, size: int) -> None:
         (closing, ndimage.grey_closing),
     ],
 )
-def test_morphology_is_scipys_up_to_the_border(
+def test_morphology_is_scipys(
     x: Tensor, ours: Callable[[Tensor, int], Tensor], scipys: Callable[..., np.ndarray], size: int
 ) -> None:
     assert torch.equal(ours(x, size), per_channel(lambda c: scipys(c, size=(size, size)), x))
 
 
-def test_dilation_and_erosion_ignore_what_lies_beyond_the_border() -> None:
+def test_dilation_and_erosion_ignore_pixels_beyond_the_border() -> None:
     assert torch.equal(dilate(torch.full((1, 1, 4, 4), -5.0), 3), torch.full((1, 1, 4, 4), -5.0))
     assert torch.equal(erode(torch.full((1, 1, 4, 4), 5.0), 3), torch.full((1, 1, 4, 4), 5.0))
 
 
 @pytest.mark.parametrize("window", [median_filter, dilate, erode, opening, closing])
 @pytest.mark.parametrize("size", [0, 2, -3])
-def test_windows_have_a_centre(x: Tensor, window: Callable[[Tensor, int], Tensor], size: int) -> None:
+def test_window_sizes_must_be_odd(x: Tensor, window: Callable[[Tensor, int], Tensor], size: int) -> None:
     with pytest.raises(ValueError, match="odd"):
         window(x, size)
 
@@ -98,7 +96,7 @@ def test_quantile_is_numpys_per_image(q: float, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("q", [-0.1, 1.1])
-def test_quantile_refuses_what_is_not_a_share(x: Tensor, q: float) -> None:
+def test_quantile_must_be_between_0_and_1(x: Tensor, q: float) -> None:
     with pytest.raises(ValueError, match="q must"):
         per_image_quantile(x, q)
 
@@ -130,22 +128,3 @@ def test_bits_do_not_depend_on_the_batch(f: Callable[[Tensor], Tensor]) -> None:
     assert torch.equal(x, before)
     assert torch.equal(together, torch.cat([f(image) for image in x.split(1)]))
     assert torch.equal(together.flip(0), f(x.flip(0)))
-
-
-@pytest.mark.parametrize("T", [1, 10, 1000])
-def test_cosine_schedule_by_loop(T: int) -> None:
-    def f(t: int) -> float:
-        return math.cos((t / T + 0.008) / 1.008 * math.pi / 2) ** 2
-
-    expected = [1.0]
-    for t in range(1, T + 1):
-        expected.append(expected[-1] * (1.0 - min(1.0 - f(t) / f(t - 1), 0.999)))
-    got = cosine_alpha_bar(T)
-    assert got.dtype == torch.float64
-    assert got.tolist() == pytest.approx(expected, rel=1e-9)
-    assert got[-1] == pytest.approx(float(got[-2]) * 0.001)  # the last beta is the one that is clipped
-
-
-def test_cosine_schedule_needs_a_step() -> None:
-    with pytest.raises(ValueError, match="T must"):
-        cosine_alpha_bar(0)

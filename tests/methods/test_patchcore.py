@@ -1,4 +1,4 @@
-"""PatchCore: coreset, distances and re-weighting against slow loops; what is hot, what is saved, what is missing."""
+"""PatchCore: coreset, distances and re-weighting against slow loops; heat-maps, the bank, and a missing package."""
 
 import math
 from typing import Any
@@ -112,7 +112,7 @@ def test_patch_features_are_averages_of_neighbours_on_one_grid(lite0: Any) -> No
     torch.testing.assert_close(as_rows(found)[28 * 28 + 28 * 3 + 4], found[1, :, 3, 4])
 
 
-def test_unit_features_forget_the_length_of_each_layer(lite0: Any) -> None:
+def test_unit_features_have_length_one_in_each_layer(lite0: Any) -> None:
     x = images(2)
     plain, unit = patch_features(lite0.maps(x)), patch_features(lite0.maps(x), unit=True)
     for part in (slice(0, 40), slice(40, 152)):
@@ -121,7 +121,7 @@ def test_unit_features_forget_the_length_of_each_layer(lite0: Any) -> None:
         torch.testing.assert_close(unit[:, part].square().sum(1), torch.ones(2, 28, 28))
 
 
-def test_the_network_sees_pixels_as_it_was_trained(lite0: Any) -> None:
+def test_the_network_gets_pixels_scaled_as_in_its_training(lite0: Any) -> None:
     grey = torch.tensor([0.0, 127.0, 255.0]).view(3, 1, 1, 1).expand(-1, 1, SIZE, SIZE)
     seen = lite0._normalised(grey / 127.5 - 1.0)
     torch.testing.assert_close(seen[:, :, 5, 5], torch.tensor([-127 / 128, 0.0, 1.0]).view(3, 1).expand(-1, 3), atol=1e-5, rtol=0)
@@ -129,7 +129,7 @@ def test_the_network_sees_pixels_as_it_was_trained(lite0: Any) -> None:
 
 @pytest.mark.usefixtures("lite0")
 @pytest.mark.parametrize(("size", "channels"), [(32, 1), (50, 3)])
-def test_a_planted_patch_is_where_the_map_is_hottest(size: int, channels: int) -> None:
+def test_the_heatmap_is_highest_at_a_planted_patch(size: int, channels: int) -> None:
     model, x = fitted(size, channels), images(6, size, channels)[:1]
     y0, x0, side = size // 4, size // 2, size // 5
     ill = x.clone()
@@ -144,7 +144,7 @@ def test_a_planted_patch_is_where_the_map_is_hottest(size: int, channels: int) -
     assert float(found.score) > 1.5 * float(healthy.score)
 
 
-def test_scores_are_what_their_names_say(lite0: Any) -> None:
+def test_each_score_rule(lite0: Any) -> None:
     x = images(3)[:1] * 0.5 + 0.3 * random(1, 1, SIZE, SIZE)
     models = {score: fitted(score=score, blur=0.0, top=0.1) for score in ("reweighted", "max", "top")}
     found = {score: model.predict(x) for score, model in models.items()}
@@ -187,7 +187,7 @@ def test_the_bank_holds_training_patches_and_nothing_else_is_saved() -> None:
 
 
 @pytest.mark.usefixtures("lite0")
-def test_the_sample_bounds_what_the_coreset_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_coreset_is_chosen_from_a_bounded_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[Tensor]()
 
     def coreset(rows: Tensor, count: int) -> Tensor:
@@ -204,7 +204,7 @@ def test_the_sample_bounds_what_the_coreset_sees(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("lite0")
-def test_memory_is_decided_by_what_fills_it() -> None:
+def test_the_stage_is_decided_by_the_settings_that_fill_the_bank() -> None:
     def stage(**settings: Any) -> Any:
         return PatchCore(PatchCoreSettings(**settings), SIZE, 1).stages()[0]
 
@@ -216,7 +216,7 @@ def test_memory_is_decided_by_what_fills_it() -> None:
 
 
 @pytest.mark.usefixtures("lite0")
-def test_settings_that_cannot_be() -> None:
+def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="neighbours 9 exceeds bank 4"):
         PatchCoreSettings(bank=4)
     with pytest.raises(ValueError, match="1 or 3 channels, not 2"):

@@ -1,21 +1,22 @@
 """What makes each method on an image-space DDPM that method, pinned with a denoiser whose answers are known."""
 
-import tomllib
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from oracle import SIZE, build, picture, with_oracle
+from oracle import SIZE, build, random_image, with_oracle
 from torch import Tensor
 
-from reshift.methods import get
+from reshift.config import Config
+from reshift.inference import model as inference_model
+from reshift.inference.bundle import Bundle
+from reshift.inference.model import Model
 from reshift.methods.detector import Step
 from reshift.methods.diffusion import autoddpm, diffuse, thor
+from reshift.methods.diffusion.sampling import ddim_step, noised
+from reshift.methods.diffusion.simplex import fractal_noise, permutations
 from reshift.methods.ops.filters import closing, erode, opening
-from reshift.methods.ops.sampling import ddim_step, noised
-from reshift.methods.ops.simplex import fractal_noise, permutations
-from reshift.system import progress
 from reshift.training.run import resolve
 
 FAMILY = ("ddpm", "anoddpm", "autoddpm", "thor-gaussian", "thor-simplex", "diffuse")
@@ -29,13 +30,6 @@ def flat_distance(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "spatial_distance", lambda _name, a, _b: torch.ones_like(a[:, :1]))
 
 
-@pytest.mark.parametrize("method", FAMILY)
-def test_the_config_spells_out_the_defaults(method: str) -> None:
-    given = tomllib.loads((Path(__file__).parents[2] / "configs" / f"{method}.toml").read_text())
-    assert resolve(method, "paper", [given]) == resolve(method, "paper", [])
-    assert set(given["model"]) | {"inference_seed"} == set(get(method).Settings.model_fields)
-
-
 def test_the_authors_numbers() -> None:
     found = {name: resolve(name, "paper", []).model for name in FAMILY}
     assert {name: model["t_star"] for name, model in found.items()} == {
@@ -46,7 +40,7 @@ def test_the_authors_numbers() -> None:
     assert (found["autoddpm"]["repaint_from"], found["autoddpm"]["resamplings"]) == (50, 5)
 
 
-def test_two_networks_serve_six_methods() -> None:
+def test_six_methods_share_two_networks() -> None:
     decided = {name: build(name).stages()[0].decided_by for name in FAMILY}
     assert all(decided[name] == decided["anoddpm" if name in SIMPLEX else "ddpm"] for name in FAMILY)
     assert decided["ddpm"] != decided["anoddpm"]
@@ -65,7 +59,7 @@ def test_the_target_is_the_noise_itself_one_field_per_sample(method: str, monkey
         return torch.zeros_like(x_t)
 
     monkeypatch.setattr(model.denoiser, "forward", denoiser)
-    x = torch.cat([picture(i) for i in range(6)]).double()
+    x = torch.cat([random_image(i) for i in range(6)]).double()
     loss = model.loss(x, Step(torch.Generator().manual_seed(3)))["loss"]
     (eps,) = seen  # the noise that x_t holds
     assert float(loss) == pytest.approx(float(eps.square().mean()), rel=1e-4)
@@ -77,7 +71,7 @@ def test_the_target_is_the_noise_itself_one_field_per_sample(method: str, monkey
 
 @pytest.mark.parametrize("method", ["ddpm", "anoddpm"])
 def test_partial_diffusion_noises_to_t_star_and_visits_every_step(method: str) -> None:
-    x, healthy = picture(0), picture(1)
+    x, healthy = random_image(0), random_image(1)
     model, oracle = with_oracle(method, healthy, t_star=7)
     restored = model.restore(x, model.fields(x))
     assert oracle.steps == [7, 6, 5, 4, 3, 2, 1]
@@ -91,15 +85,15 @@ def test_partial_diffusion_noises_to_t_star_and_visits_every_step(method: str) -
     assert float(model.predict(x).score) == pytest.approx(float(restored.heatmap.mean()), rel=1e-5)
 
 
-def test_a_stride_skips_steps_and_keeps_marks() -> None:
+def test_a_stride_skips_steps_except_those_asked_for() -> None:
     model = build("ddpm", t_star=10, stride=4)
     assert model.chain(10) == [(10, 6), (6, 2), (2, 0)]
     assert model.chain(10, (5, 1)) == [(10, 6), (6, 5), (5, 2), (2, 1), (1, 0)]
 
 
 @pytest.mark.parametrize("method", FAMILY)
-def test_noise_at_inference_is_of_the_kind_it_was_trained_with_and_the_same_for_all(method: str) -> None:
-    model, x = build(method, inference_seed=5), picture()
+def test_noise_at_inference_is_of_the_kind_used_in_training_and_the_same_for_all_images(method: str) -> None:
+    model, x = build(method, inference_seed=5), random_image()
     draw, again = model.fields(x), model.fields(torch.cat([x, x]))
     first, second = draw(), draw()
     assert torch.equal(first, again())
@@ -118,8 +112,8 @@ def test_noise_at_inference_is_of_the_kind_it_was_trained_with_and_the_same_for_
 
 @pytest.mark.usefixtures("flat_distance")
 def test_autoddpm_masks_stitches_and_resamples() -> None:
-    x, healthy = picture(0), picture(0)
-    healthy[..., 4:8, 4:8] -= 0.5  # the network would change these pixels only
+    x, healthy = random_image(0), random_image(0)
+    healthy[..., 4:8, 4:8] -= 0.5  # the only pixels the network would change
     model, oracle = with_oracle("autoddpm", healthy, t_star=4, repaint_from=3, resamplings=2, quantile=0.9)
     restored = model.restore(x, model.fields(x))
     assert oracle.steps == [4, 3, 2, 1, 3, 3, 2, 2, 1, 1]
@@ -135,7 +129,7 @@ def test_autoddpm_masks_stitches_and_resamples() -> None:
 
 @pytest.mark.usefixtures("flat_distance")
 def test_autoddpm_scales_the_residual_by_its_95th_percentile() -> None:
-    x, restored = picture(0), picture(1)
+    x, restored = random_image(0), random_image(1)
     suspicion = build("autoddpm").suspicion(x, restored)
     residual = (x - restored).abs()
     expected = (residual / torch.quantile(residual, 0.95)).clamp(0, 1)
@@ -144,7 +138,7 @@ def test_autoddpm_scales_the_residual_by_its_95th_percentile() -> None:
 
 
 def test_autoddpm_multiplies_by_the_perceptual_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, restored = picture(0), picture(1)
+    x, restored = random_image(0), random_image(1)
     monkeypatch.setattr(autoddpm, "spatial_distance", lambda _n, a, b: torch.full_like(a[:, :1], 0.25))
     quarter = build("autoddpm").suspicion(x, restored)
     monkeypatch.setattr(autoddpm, "spatial_distance", lambda _n, a, b: torch.ones_like(a[:, :1]))
@@ -162,7 +156,7 @@ def test_the_harmonic_mean_is_zero_where_any_map_is() -> None:
 def test_the_region_is_half_morphology_half_map() -> None:
     a = torch.zeros(1, 1, 40, 40)
     a[..., 20, 20] = 1.0
-    region = thor.agreement(a)
+    region = thor.repaint_region(a)
     assert float(region[..., 20, 20]) == 1.0
     assert bool((region[..., 14:27, 14:27] >= 0.5).all())
     assert float(region.sum()) == pytest.approx(0.5 * 13 * 13 + 0.5)
@@ -170,15 +164,15 @@ def test_the_region_is_half_morphology_half_map() -> None:
 
 @pytest.mark.usefixtures("flat_distance")
 @pytest.mark.parametrize("method", ["thor-gaussian", "thor-simplex"])
-def test_thor_pulls_the_chain_back_at_the_marked_steps(method: str) -> None:
-    x, healthy = picture(0), picture(0)
+def test_thor_blends_with_the_input_at_its_harmonised_steps(method: str) -> None:
+    x, healthy = random_image(0), random_image(0)
     healthy[..., :2, :2] -= 0.5
     model, oracle = with_oracle(method, healthy, t_star=120, harmonise_at=(100, 50), stride=40)
     restored = model.restore(x, model.fields(x))
     assert oracle.steps == [120, 100, 80, 50, 40, 1]
     initial = model.fields(x)()
     asked = dict(oracle.asked)
-    region = thor.agreement(model.difference(x, healthy))
+    region = thor.repaint_region(model.difference(x, healthy))
     for harmonised, following in ((100, 80), (50, 40)):
         blended = (region * healthy + (1 - region) * x).clamp(-1, 1)
         torch.testing.assert_close(asked[following], noised(blended, initial, model.level(following)), atol=1e-4, rtol=0)
@@ -202,7 +196,7 @@ def test_thor_blurs_and_clips_the_distance_not_across_the_batch(monkeypatch: pyt
 
 @pytest.mark.usefixtures("flat_distance")
 def test_diffuse_inverts_then_edits_inside_the_mask_only() -> None:
-    x, healthy = picture(0), picture(0)
+    x, healthy = random_image(0), random_image(0)
     healthy[..., 6:9, 6:9] -= 0.6
     model, oracle = with_oracle("diffuse", healthy, t_star=8, stride=4, quantile=0.96)
     mask = model.mask(x, model.fields(x))
@@ -216,7 +210,7 @@ def test_diffuse_inverts_then_edits_inside_the_mask_only() -> None:
 
 
 def test_the_deterministic_chain_returns_to_the_image_it_was_inverted_from() -> None:
-    x = picture(0)
+    x = random_image(0)
     model, _ = with_oracle("diffuse", x, t_star=40, stride=4)
     x_t = model.invert(x)
     assert not torch.allclose(x_t, x, atol=1e-3)
@@ -226,8 +220,8 @@ def test_the_deterministic_chain_returns_to_the_image_it_was_inverted_from() -> 
 
 
 @pytest.mark.usefixtures("flat_distance")
-def test_diffuse_has_the_authors_morphology_on_request() -> None:
-    x = picture(0)
+def test_diffuse_has_the_authors_post_processing_as_an_option() -> None:
+    x = random_image(0)
 
     def heatmap(rule: str) -> Tensor:
         model = build("diffuse", t_star=500, stride=100, postprocess=rule, quantile=0.98)  # untrained: ε is 0, chains differ
@@ -246,8 +240,8 @@ def test_diffuse_has_the_authors_morphology_on_request() -> None:
 
 @pytest.mark.usefixtures("flat_distance")
 @pytest.mark.parametrize("method", FAMILY)
-def test_nothing_abnormal_where_the_network_would_change_nothing(method: str) -> None:
-    x = picture(0)
+def test_an_image_that_the_network_would_not_change_is_normal(method: str) -> None:
+    x = random_image(0)
     settings: dict[str, Any] = {"t_star": 6}
     settings |= {"harmonise_at": (4, 2)} if "thor" in method else {}
     settings |= {"repaint_from": 3} if method == "autoddpm" else {}
@@ -266,18 +260,20 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("method", "settings", "message"), BAD)
-def test_settings_that_cannot_be(method: str, settings: dict[str, Any], message: str) -> None:
+def test_inconsistent_settings_are_refused(method: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(method, **settings)
 
 
-def test_long_chains_show_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = list[str]()
+def test_a_loaded_model_shows_the_steps_of_a_long_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[tuple[int, str]]()
 
-    def advance(amount: int = 1, text: str = "") -> None:
-        texts.append(text)
+    def counted(steps: Sequence[Any], label: str) -> Sequence[Any]:
+        seen.append((len(steps), label))
+        return steps
 
-    monkeypatch.setattr(progress, "_shown", [advance])
-    x = picture(0)
-    with_oracle("ddpm", x, t_star=3)[0].predict(x)
-    assert texts == ["denoising step 1/3", "denoising step 2/3", "denoising step 3/3"]
+    monkeypatch.setattr(inference_model, "counted", counted)
+    detector, _ = with_oracle("diffuse", random_image(0), t_star=6, stride=2)
+    model = Model(Bundle(detector, Config(), None, {}, ""), "cpu")
+    model.detector.predict(random_image(0))
+    assert seen == [(3, "inverting step"), (3, "editing step")]

@@ -1,4 +1,4 @@
-"""The successor: what its discriminators learn from, how its two witnesses are added, and what it says without features."""
+"""Reshift: what its discriminators learn from, how its two witnesses are combined, and what it does without features."""
 
 import importlib.util
 import json
@@ -17,11 +17,13 @@ from reshift.methods.reshift import method as module
 from reshift.methods.reshift import settings as reshift_settings
 from reshift.methods.reshift.method import Reshift
 from reshift.methods.reshift.settings import ReshiftSettings
-from reshift.methods.reshift.shifts import Shifted, enclosed, shift
+from reshift.methods.reshift.shifts import Shifted, anatomy, shift
 from reshift.nets.dense import DenseDiscriminator
 
 DMD = {"widths": (8, 16), "d_z": 8, "codes": 16, "unet_widths": (16, 32), "classifier_widths": (8, 8, 8), "classifier_hidden": 8}
-SMALL: dict[str, Any] = {"steps": 2, "members": 2, "widths": (8, 8, 8, 8), "bank": 32, "sample": 500, "dmd": DMD, "strokes": 0.0}
+SMALL: dict[str, Any] = {
+    "steps": 2, "members": 2, "widths": (8, 8, 8, 8), "bank": 32, "sample": 500, "side": 64, "dmd": DMD, "strokes": 0.0,
+}  # fmt: skip
 SIZE = 32
 
 
@@ -30,15 +32,15 @@ def build(**settings: Any) -> Reshift:
     return Reshift(ReshiftSettings(**(SMALL | settings)), SIZE, 1)
 
 
-def remember(model: Reshift) -> None:
-    """Each fold its own eight images."""
+def fill_memory(model: Reshift) -> None:
+    """Fill the memory of every fold from eight images of its own."""
     for fold in range(model.folds):
-        model._remember([images(8, seed=100 * fold)], fold)
+        model._fill_memory([images(8, seed=100 * fold)], fold)
 
 
 def images(count: int = 4, seed: int = 0) -> Tensor:
     x = torch.rand(count, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) - 0.5
-    x[:, :, :4] = -1.0  # nothing above the head
+    x[:, :, :4] = -1.0  # black above the head
     return x
 
 
@@ -76,24 +78,24 @@ def test_the_loss_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.Monkey
         return seen[0]
 
     monkeypatch.setattr(module, "shift", spy)
-    loss = model._discriminate(images(), Step(torch.Generator().manual_seed(0)))["loss"]
-    image, where, inside = seen[0]
-    errors = F.binary_cross_entropy_with_logits(model.members[0](image), where, reduction="none")
+    loss = model._loss(images(), Step(torch.Generator().manual_seed(0)))["loss"]
+    image, target, inside = seen[0]
+    errors = F.binary_cross_entropy_with_logits(model.members[0](image), target, reduction="none")
     assert float(loss.detach()) == pytest.approx(float(errors[inside > 0].mean().detach()), rel=1e-5)
 
 
-def test_the_loss_moves_every_member_and_not_the_paper_s_networks() -> None:
+def test_the_loss_trains_every_member_and_not_the_paper_s_networks() -> None:
     model = build()
     model.eval()
-    remember(model)
-    model._discriminate(images(), Step(torch.Generator().manual_seed(0)))["loss"].backward()
+    fill_memory(model)
+    model._loss(images(), Step(torch.Generator().manual_seed(0)))["loss"].backward()
     moved = {name for name, p in model.named_parameters() if p.grad is not None and float(p.grad.abs().sum()) > 0}
     assert {name.split(".")[1] for name in moved} == {"0", "1"}
     assert all(name.startswith("members.") for name in moved)
 
 
 def test_the_restoration_source_has_no_decoder_error() -> None:
-    """x^r - x̂ is 0 wherever the mask cannot reach: with a denoiser that finds the true noise, everywhere."""
+    """x^r - x̂ is 0 if the restored latents are the original ones."""
     model = build()
     step = Step(torch.Generator().manual_seed(0))
     x = images()
@@ -107,14 +109,14 @@ def test_the_restoration_source_has_no_decoder_error() -> None:
         assert float(dmd.reconstruction_shift(x, step).abs().max()) == 0.0
 
 
-def test_settling_centres_both_witnesses_on_unseen_normals() -> None:
+def test_normalisation_centres_both_witnesses_on_unseen_normals() -> None:
     model = build(sources=("offset",))
     model.eval()
     with torch.no_grad():
-        remember(model)
+        fill_memory(model)
         unseen = images(6, seed=5)
-        model.settle([(unseen[:4], None), (unseen[4:], None)])
-        inside = enclosed(unseen) > 0
+        model.fit_normalisation([(unseen[:4], None), (unseen[4:], None)])
+        inside = anatomy(unseen) > 0
         for witness, centre, spread in zip(model._witnesses(unseen), model.centre, model.spread, strict=True):
             assert float(centre) == pytest.approx(float(witness[inside].mean()), abs=1e-4)
             assert float(spread) == pytest.approx(float(witness[inside].std()), rel=1e-3)
@@ -125,14 +127,14 @@ def test_the_map_is_the_weighted_mean_of_z_scores_and_the_score_its_highest_pixe
     model.eval()
     x = images(1, seed=3)
     with torch.no_grad():
-        remember(model)
-        model.settle([(images(6, seed=5), None)])
+        fill_memory(model)
+        model.fit_normalisation([(images(6, seed=5), None)])
         logits, distance = model._witnesses(x)
         found = model.predict(x)
     z, nn = (logits - model.centre[0]) / model.spread[0], (distance - model.centre[1]) / model.spread[1]
-    expected = F.softplus((z + 3.0 * nn) / 4.0) * enclosed(x)
+    expected = F.softplus((z + 3.0 * nn) / 4.0) * anatomy(x)
     torch.testing.assert_close(found.heatmap, expected[:, 0])
-    assert float(found.heatmap[:, :4].max()) == 0.0  # nothing above the head
+    assert float(found.heatmap[:, :4].max()) == 0.0  # black above the head
     highest = sorted(expected.flatten().tolist(), reverse=True)[: round(0.1 * SIZE * SIZE)]
     assert float(found.score) == pytest.approx(sum(highest) / len(highest), rel=1e-5)
     assert torch.equal(found.score, model.score_of(found.heatmap))
@@ -146,20 +148,15 @@ def test_flips_make_the_discriminators_symmetric() -> None:
         torch.testing.assert_close(model.predict(x.flip(-1)).heatmap, model.predict(x).heatmap.flip(-1))
 
 
-def test_the_paper_s_score_and_map_remain() -> None:
-    model = build()
-    model.eval()
-    x = images(2)
+def test_pseudo_healthy_images_are_the_paper_s_restorations() -> None:
+    model, x = build().eval(), images(2)
+    dmd: Any = model.dmd
     with torch.no_grad():
-        paper = model.paper(x)
-        dmd: Any = model.dmd
-        torch.testing.assert_close(paper.heatmap, dmd.predict(x).heatmap)
-        assert model.pseudo_healthy(x).shape == x.shape
-    with pytest.raises(ValueError, match="without the source 'restoration'"):
-        build(sources=("offset",)).paper(x)
+        assert torch.equal(model.pseudo_healthy(x), dmd.pseudo_healthy(x))
+        assert torch.equal(build(sources=("offset",)).pseudo_healthy(x), x)
 
 
-def test_without_the_extra_it_trains_the_dense_part_alone_and_says_so(
+def test_without_the_extra_it_trains_the_discriminators_alone_and_says_so(
     run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
@@ -178,11 +175,11 @@ def test_without_the_extra_it_trains_the_dense_part_alone_and_says_so(
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"sources": ()}, "must be some"),
-    ({"sources": ("swap", "swap")}, "each once"),
+    ({"sources": ()}, "at least one source"),
+    ({"sources": ("swap", "swap")}, "none twice"),
     ({"smallest": 0.5}, "smallest 0.5 exceeds largest 0.35"),
 ])  # fmt: skip
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+def test_inconsistent_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(**settings)
 
@@ -196,14 +193,14 @@ def test_with_its_mirror_image_a_change_on_one_side_shows_on_the_other() -> None
         for mirror in (False, True):
             model = build(features="off", sources=("offset",), mirror=mirror).eval()
             first: Any = model.members[0]
-            before, after = (first.down[0][0](model._shown(image))[..., far] for image in (x, changed))
+            before, after = (first.down[0][0](model._with_mirror(image))[..., far] for image in (x, changed))
             assert torch.equal(before, after) == (not mirror)
             assert model.predict(x).heatmap.shape == (1, SIZE, SIZE)
 
 
-def test_the_feature_network_sees_the_image_at_the_size_it_is_told() -> None:
+def test_the_feature_network_gets_the_image_at_the_set_side() -> None:
     for side, grid in ((224, 28), (128, 16)):
         model = build(sources=("offset",), side=side)
-        assert model._patches(model._maps(images(1))).shape == (1, 152, grid, grid)
+        assert model._patches(model._feature_maps(images(1))).shape == (1, 152, grid, grid)
     with pytest.raises(ValueError, match="multiple of 32"):
         build(side=100)

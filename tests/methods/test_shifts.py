@@ -1,11 +1,11 @@
-"""Reconstruction shifts: where, what, and that nothing else changes."""
+"""Reconstruction shifts: their place, their kinds, and that nothing else changes."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from reshift.methods.detector import Step
-from reshift.methods.reshift.shifts import SOURCES, Source, blob, blobs, enclosed, offset, shift
+from reshift.methods.reshift.shifts import SOURCES, Source, anatomy, offset, random_blob, random_blobs, shift
 
 SIZE = 32
 
@@ -23,9 +23,9 @@ def heads(count: int = 6) -> Tensor:
     return image
 
 
-def test_enclosed_is_what_has_something_bright_on_all_four_sides() -> None:
+def test_anatomy_has_something_bright_on_all_four_sides() -> None:
     x = torch.where(torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(1)) > 0.8, 0.0, -1.0)
-    found = enclosed(x)
+    found = anatomy(x)
     for b in range(2):
         bright = x[b, 0] > -0.97
         for i in range(9):
@@ -34,29 +34,29 @@ def test_enclosed_is_what_has_something_bright_on_all_four_sides() -> None:
                 assert bool(found[b, 0, i, j]) == all(bool(ray.any()) for ray in rays)
 
 
-def test_enclosed_keeps_dark_holes_and_leaves_out_the_background() -> None:
-    inside = enclosed(heads(1))[0, 0]
+def test_anatomy_keeps_dark_holes_and_leaves_out_the_background() -> None:
+    inside = anatomy(heads(1))[0, 0]
     assert bool(inside[15, 15])
     assert not bool(inside[1, 1])
     assert not bool(inside[0].any())
 
 
 def test_blobs_lie_inside_and_grow_with_their_radius() -> None:
-    inside = enclosed(heads(64))
-    small, large = (blob(inside, step(3), r, r) for r in (0.05, 0.3))
+    inside = anatomy(heads(64))
+    small, large = (random_blob(inside, step(3), r, r) for r in (0.05, 0.3))
     assert float(small.min()) >= 0.0
     assert float(large.max()) <= 1.0
     assert float(large.sum()) > 4 * float(small.sum())
     centres = small.flatten(1).argmax(1)
     assert float(inside.flatten(1).gather(1, centres[:, None]).mean()) > 0.9
-    assert float(blobs(inside, step(3), 0.05, 0.05).sum()) > float(small.sum())
+    assert float(random_blobs(inside, step(3), 0.05, 0.05).sum()) > float(small.sum())
 
 
-def test_blobs_differ_and_come_again_by_seed() -> None:
+def test_blobs_depend_on_the_seed_and_differ_between_images() -> None:
     inside = torch.ones(2, 1, SIZE, SIZE)
-    first = blob(inside, step(1), 0.1, 0.2)
-    assert torch.equal(first, blob(inside, step(1), 0.1, 0.2))
-    assert not torch.equal(first, blob(inside, step(2), 0.1, 0.2))
+    first = random_blob(inside, step(1), 0.1, 0.2)
+    assert torch.equal(first, random_blob(inside, step(1), 0.1, 0.2))
+    assert not torch.equal(first, random_blob(inside, step(2), 0.1, 0.2))
     assert not torch.equal(first[0], first[1])
 
 
@@ -69,7 +69,7 @@ def test_every_source_changes_images_and_stays_finite(name: str) -> None:
     assert float((found - x).abs().mean()) > 0.02
 
 
-def test_what_the_sources_are() -> None:
+def test_each_source_does_what_its_name_says() -> None:
     x, other = heads(64), heads(64).roll(1, 0)
     assert torch.equal(SOURCES["swap"](x, other, step()), other)
     gained = SOURCES["gain"](x, other, step())
@@ -89,13 +89,13 @@ def test_only_the_blob_changes_and_only_visible_change_counts() -> None:
     x = heads(32)
     image, where, inside = shifted(x, {"white": lambda a, _o, _s: torch.ones_like(a)})
     assert float(image.max()) <= 1.0
-    assert torch.equal(inside, enclosed(x))
+    assert torch.equal(inside, anatomy(x))
     assert float((image - x).abs()[where < 1e-3].max()) < 0.1
     assert float((image - x)[where > 0.5].min()) > 0.2
-    assert float(where[:, :, :2].max()) < 0.5  # the background is no anatomy
+    assert float(where[:, :, :2].max()) < 0.5  # the background is not anatomy
     same, nowhere, _ = shifted(x, {"same": lambda a, _o, _s: a})
     torch.testing.assert_close(same, x)
-    assert float(nowhere.max()) < 0.01  # what turned into itself is no shift
+    assert float(nowhere.max()) < 0.01  # an unchanged pixel is not shifted
 
 
 def test_some_images_stay_untouched_and_every_source_has_its_share() -> None:
@@ -110,7 +110,7 @@ def test_some_images_stay_untouched_and_every_source_has_its_share() -> None:
     assert 0.4 < float(brighter.float().mean()) < 0.6
 
 
-def test_a_step_reads_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_value_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     x = heads(4)
 
     def refuse(*_args: object, **_named: object) -> None:

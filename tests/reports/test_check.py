@@ -1,4 +1,4 @@
-"""``reshift check``: every problem of a data set is found, and all of them in one run; a healthy one is called healthy."""
+"""``reshift check`` finds every problem of a data set in one run, and none in a healthy one."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from helpers import refused as one_line
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from reshift.data.marks import stroke_count, suspected
+from reshift.data.burned_in import stroke_count, suspected
 from reshift.data.phantom import draw, write_phantom
-from reshift.reports.check import Health, check
+from reshift.reports.check import CheckResult, check
 from reshift.reports.check_page import page, summary, text
 
 DATA = Path(os.environ.get("RESHIFT_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -50,9 +50,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_manifest(folder, *rows).parent
 
 
-def kinds(health: Health) -> dict[str, list[str]]:
+def kinds(result: CheckResult) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for finding in health.problems + health.notes:
+    for finding in result.problems + result.notes:
         found.setdefault(finding.kind, []).extend(sorted(finding.images) or [finding.text])
     return found
 
@@ -76,7 +76,7 @@ def test_all_problems_in_one_run(broken: Path) -> None:
     }  # fmt: skip
 
 
-def test_reasons_are_told_without_the_path(broken: Path) -> None:
+def test_reasons_do_not_repeat_the_path(broken: Path) -> None:
     by_image = {finding.images[:1]: finding.text for finding in check(broken, quiet=True).problems}
     assert by_image["i/empty.png",] == "the file is empty (0 bytes); remove it or copy it again"
     assert by_image["i/010.png",] == "mask 32×72, image 32×24"
@@ -85,10 +85,10 @@ def test_reasons_are_told_without_the_path(broken: Path) -> None:
 
 
 def test_a_healthy_set(healthy: Path) -> None:
-    health = check(healthy, quiet=True)
-    assert health.healthy
-    assert health.problems == []
-    found = summary(health)
+    result = check(healthy, quiet=True)
+    assert result.healthy
+    assert result.problems == []
+    found = summary(result)
     assert found["splits"]["train"] == {"images": 8, "normal": 8, "abnormal": 0, "subjects": 2, "masks": 0}
     assert found["splits"]["test"]["abnormal"] == 4
     assert found["sizes"] == {"128×128": 16}
@@ -134,12 +134,12 @@ def page_images(path: Path) -> int:
 def test_header_mistakes_do_not_stop_it(tmp_path: Path) -> None:
     save_many(tmp_path / "i", 2)
     write_manifest(tmp_path, "i/000.png,,a,0,train,,x", "i/001.png,,b", header=f"{COLUMNS},lable")
-    health = check(tmp_path, quiet=True)
-    assert [finding.text for finding in health.problems] == [
+    result = check(tmp_path, quiet=True)
+    assert [finding.text for finding in result.problems] == [
         "manifest.csv: unknown column 'lable'; did you mean 'label'?",
         "manifest.csv, line 3: wrong number of fields; quote a field that has a comma in it",
     ]
-    assert len(health.cases) == 1
+    assert len(result.cases) == 1
 
 
 def test_a_plain_folder_of_many_kinds(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_volumes(tmp_path: Path) -> None:
     for i, of in enumerate(("m", "e", "w", "")):
         (tmp_path / f"a{i}.nii.gz").write_bytes((tmp_path / "a.nii.gz").read_bytes())
         rows.append(f"a{i}.nii.gz,{of and f'{of}.nii.gz'},a,1,test,")
-    health = check(write_manifest(tmp_path, *rows), quiet=True)
-    found = kinds(health)
+    result = check(write_manifest(tmp_path, *rows), quiet=True)
+    found = kinds(result)
     found.pop("no_mask")
     assert found == {
         "constant": ["c.nii.gz"],
@@ -182,35 +182,35 @@ def test_volumes(tmp_path: Path) -> None:
         "volume_mask": ["a3.nii.gz"],
         "duplicates": ["a0.nii.gz", "a1.nii.gz", "a2.nii.gz", "a3.nii.gz"],
     }
-    assert page(health, quiet=True).count("<img ") == 5
+    assert page(result, quiet=True).count("<img ") == 5
 
 
-def labelled_picture(subject: int, words: str) -> NDArray[np.float32]:
-    picture = Image.fromarray(draw("ultrasound", subject, 0, abnormal=False).pixels)
-    ImageDraw.Draw(picture).text((20, 100), words, fill=255)
-    return np.asarray(picture, dtype=np.float32)
+def with_text(subject: int, words: str) -> NDArray[np.float32]:
+    image = Image.fromarray(draw("ultrasound", subject, 0, abnormal=False).pixels)
+    ImageDraw.Draw(image).text((20, 100), words, fill=255)
+    return np.asarray(image, dtype=np.float32)
 
 
 def test_burned_in_text_is_suspected() -> None:
-    plain = [stroke_count(labelled_picture(i, "")) for i in range(30)]
-    marked = [stroke_count(labelled_picture(i, "LT BREAST 3")) for i in range(30)]
+    plain = [stroke_count(with_text(i, "")) for i in range(30)]
+    marked = [stroke_count(with_text(i, "LT BREAST 3")) for i in range(30)]
     assert suspected(marked, plain).mean() > 0.9
     assert suspected(plain, plain).mean() <= 0.1  # by its rule, one in twenty
     assert not suspected(marked, plain[:19]).any()  # too few to know what is usual
-    large = np.asarray(Image.fromarray(labelled_picture(0, "LT BREAST 3")).resize((384, 384), Image.Resampling.NEAREST))
+    large = np.asarray(Image.fromarray(with_text(0, "LT BREAST 3")).resize((384, 384), Image.Resampling.NEAREST))
     assert stroke_count(large) >= 8
     assert stroke_count(np.zeros((20, 20), np.float32)) == 0
 
 
-def test_text_is_told_by_group(tmp_path: Path) -> None:
+def test_suspected_text_is_counted_by_group(tmp_path: Path) -> None:
     rows = []
     for i in range(40):
-        save(labelled_picture(i, "RT AXILLA" if i >= 30 else "").astype(np.uint8), tmp_path / f"{i}.png")
+        save(with_text(i, "RT AXILLA" if i >= 30 else "").astype(np.uint8), tmp_path / f"{i}.png")
         rows.append(f"{i}.png,,s{i},{int(i >= 30)},{'test' if i >= 25 else 'train'},")
-    health = check(write_manifest(tmp_path, *rows), quiet=True)
-    assert health.healthy
-    assert summary(health)["suspected_text"]["test abnormal"] >= 0.9
-    assert "of test abnormal" in text(health)
+    result = check(write_manifest(tmp_path, *rows), quiet=True)
+    assert result.healthy
+    assert summary(result)["suspected_text"]["test abnormal"] >= 0.9
+    assert "of test abnormal" in text(result)
 
 
 def test_the_sheet_is_one_file_with_flagged_images_first(broken: Path, tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_the_sheet_is_one_file_with_flagged_images_first(broken: Path, tmp_path:
 
 def test_names_are_text_never_markup(tmp_path: Path) -> None:
     save(noise(0), tmp_path / "<img src=x onerror=alert(1)>\x1b[2J.png")
-    health = check(tmp_path, quiet=True)
-    assert "<img src=x" not in page(health, quiet=True)
+    result = check(tmp_path, quiet=True)
+    assert "<img src=x" not in page(result, quiet=True)
     (tmp_path / "<img src=x onerror=alert(1)>\x1b[2J.png").write_bytes(b"")
     assert "\x1b" not in text(check(tmp_path, quiet=True))
 
@@ -242,51 +242,51 @@ def test_names_that_are_not_utf8(run_cli: Cli, tmp_path: Path) -> None:
 
 def test_the_sheet_stays_small_enough_to_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_many(tmp_path, 30, 128, 128)
-    health = check(tmp_path, quiet=True)
-    whole = page(health, quiet=True)
+    result = check(tmp_path, quiet=True)
+    whole = page(result, quiet=True)
     assert len(whole) / 30 * 2000 < 25_000_000  # noise is the worst there is
     monkeypatch.setattr("reshift.reports.check_page.SHOWN", 10)
-    some = page(health, quiet=True)
+    some = page(result, quiet=True)
     assert some.count("<img ") == 10
     assert "10 of 30 images are shown" in some
-    monkeypatch.setattr("reshift.reports.check_page.BUDGET", 1)
-    assert page(health, quiet=True).count("<img ") == 1
+    monkeypatch.setattr("reshift.reports.check_page.THUMBNAIL_BYTES", 1)
+    assert page(result, quiet=True).count("<img ") == 1
 
 
-@pytest.mark.skipif(not (DATA / "busi").exists(), reason="no real scans here; RESHIFT_DATA names a folder of sets")
+@pytest.mark.skipif(not (DATA / "busi").exists(), reason="no real images here; set RESHIFT_DATA to a folder of data sets")
 def test_breast_ultrasound_has_marks_mostly_beside_lesions() -> None:
-    health = check(DATA / "busi", quiet=True)
-    assert health.healthy
-    marked = {name for finding in health.notes if finding.kind == "text" for name in finding.images}
-    of, every = Counter(c.note for c in health.cases if c.name in marked), Counter(c.note for c in health.cases)
+    result = check(DATA / "busi", quiet=True)
+    assert result.healthy
+    marked = {name for finding in result.notes if finding.kind == "text" for name in finding.images}
+    of, every = Counter(c.note for c in result.cases if c.name in marked), Counter(c.note for c in result.cases)
     share = {note: of[note] / every[note] for note in every}
     assert 0.25 < share["benign"] < 0.5
     assert 0.08 < share["malignant"] < 0.3
     assert share["normal"] < 0.08
 
 
-@pytest.mark.skipif(not (DATA / "ixi_t1").exists(), reason="no real scans here; RESHIFT_DATA names a folder of sets")
+@pytest.mark.skipif(not (DATA / "ixi_t1").exists(), reason="no real images here; set RESHIFT_DATA to a folder of data sets")
 def test_healthy_brains_are_healthy() -> None:
-    health = check(DATA / "ixi_t1", quiet=True)
-    assert health.problems == health.notes == []
+    result = check(DATA / "ixi_t1", quiet=True)
+    assert result.problems == result.notes == []
 
 
 RAW = DATA.parent / "raw"
-SCANS = ("wbsub-M2052_ses-3710_T1w.nii.gz", "wsub-M2052_ses-3710_lesion.nii.gz", "IXI132-HH-1415_T1.nii.gz")
+VOLUMES = ("wbsub-M2052_ses-3710_T1w.nii.gz", "wsub-M2052_ses-3710_lesion.nii.gz", "IXI132-HH-1415_T1.nii.gz")
 
 
-@pytest.mark.skipif(not all((RAW / name).exists() for name in SCANS), reason="no real volumes beside the real scans")
+@pytest.mark.skipif(not all((RAW / name).exists() for name in VOLUMES), reason="no real volumes beside the real images")
 def test_real_volumes_in_a_bids_folder(tmp_path: Path) -> None:
     places = ("sub-M2052/ses-3710/anat/sub-M2052_ses-3710_T1w", "derivatives/l/sub-M2052/ses-3710/anat/sub-M2052_lesion_mask",
               "sub-132/anat/sub-132_T1w")  # fmt: skip
-    for scan, place in zip(SCANS, places, strict=True):
+    for volume, place in zip(VOLUMES, places, strict=True):
         (tmp_path / place).parent.mkdir(parents=True)
-        (tmp_path / f"{place}.nii.gz").symlink_to((RAW / scan).resolve())
+        (tmp_path / f"{place}.nii.gz").symlink_to((RAW / volume).resolve())
     (tmp_path / "participants.tsv").write_text("participant_id\tgroup\nsub-M2052\tstroke\nsub-132\tcontrol\n")
-    health = check(tmp_path, quiet=True)
-    assert health.problems == []
-    assert sorted((case.subject, case.label, case.split) for case in health.cases) == [
+    result = check(tmp_path, quiet=True)
+    assert result.problems == []
+    assert sorted((case.subject, case.label, case.split) for case in result.cases) == [
         ("sub-132", 0, "train"),
         ("sub-M2052", 1, "test"),
     ]
-    assert all(look is not None and len(look.size) == 3 for look in health.looks)
+    assert all(facts is not None and len(facts.size) == 3 for facts in result.facts)

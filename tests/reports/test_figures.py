@@ -34,10 +34,10 @@ def test_all_figures_are_written_and_the_missing_one_is_named(
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(f"{n}.{k}" for n in names for k in ("pdf", "png"))
     for name in names:
         assert (tmp_path / "new" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-        with Image.open(tmp_path / "new" / f"{name}.png") as picture:
-            picture.load()
-            assert picture.width <= 3.41 * 150  # one column
-            assert np.asarray(picture.convert("L")).std() > 5
+        with Image.open(tmp_path / "new" / f"{name}.png") as image:
+            image.load()
+            assert image.width <= 3.41 * 150  # one column
+            assert np.asarray(image.convert("L")).std() > 5
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("no figure tsne-vae: ")
@@ -105,10 +105,10 @@ def test_p_values_curve_and_band(runs: list[Results]) -> None:
         x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
         assert y[x <= alpha][-1] == pytest.approx(np.mean(np.array(p) <= alpha))
     assert figures._reference_size(np.array(p)) == 60  # normals in the reference of ``folder``
-    assert figures._reference_size(np.random.default_rng(0).uniform(size=50)) == figures.MANY
+    assert figures._reference_size(np.random.default_rng(0).uniform(size=50)) == figures.MAX_REFERENCE
 
 
-@pytest.mark.parametrize("size", [19, 99, figures.MANY])
+@pytest.mark.parametrize("size", [19, 99, figures.MAX_REFERENCE])
 def test_band_holds_95_percent_of_calibrated_curves(size: int) -> None:
     """Against a simulation that ranks scores instead of drawing from a Beta."""
     rng, tests, alpha = np.random.default_rng(3), 50, np.array([0.0, 0.05, 0.2, 0.5, 1.0])
@@ -117,8 +117,8 @@ def test_band_holds_95_percent_of_calibrated_curves(size: int) -> None:
     shares = []
     for _ in range(2000):
         scores = rng.uniform(size=tests)
-        above = scores if size == figures.MANY else (rng.uniform(size=(size, 1)) <= scores).sum(0)
-        p = above if size == figures.MANY else (1 + above) / (1 + size)
+        above = scores if size == figures.MAX_REFERENCE else (rng.uniform(size=(size, 1)) <= scores).sum(0)
+        p = above if size == figures.MAX_REFERENCE else (1 + above) / (1 + size)
         shares.append([(p <= a + 1e-12).mean() for a in alpha])
     inside = ((np.array(shares) >= low - 1e-9) & (np.array(shares) <= high + 1e-9)).mean(0)
     assert (inside >= 0.935).all()  # counts are whole numbers, so the band may hold more

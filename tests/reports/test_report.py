@@ -1,4 +1,4 @@
-"""The report page: safe text, honest wording, fixed heat scale, bounded size, and a script that runs in a browser."""
+"""The report page: escaped text, careful wording, fixed heat scale, bounded size, and a script that runs in a browser."""
 
 import base64
 import io
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from reshift.errors import UserError
-from reshift.reports import page as report_module
-from reshift.reports.page import Report, ReportCase, heat_thumbnail, mask_thumbnail, render, thumbnail, write_report
+from reshift.reports.page import heat_thumbnail, mask_thumbnail, thumbnail
+from reshift.reports.report import Report, ReportCase, render, thumbnail_bytes, write_report
 
-NASTY = '</script><img src=x onerror="alert(1)"><!-- {{config}} & \u2028'
+HOSTILE = '</script><img src=x onerror="alert(1)"><!-- {{config}} & \u2028'
 
 
 def noise(seed: int, side: int = 40) -> NDArray[np.float32]:
@@ -30,9 +30,9 @@ def make_case(index: int, label: int | None, score: float, threshold: float | No
     mask = np.zeros((40, 40), dtype=bool)
     mask[10:20, 12:25] = True
     flag = None if threshold is None else score > threshold
-    pictures = thumbnail(noise(index) * 2 - 1), heat_thumbnail(noise(index), 1.0)
+    images = thumbnail(noise(index) * 2 - 1), heat_thumbnail(noise(index), 1.0)
     outline = mask_thumbnail(mask) if label == 1 else None
-    return ReportCase(f"images/{index:02d}.png", label, score, 0.01 * index, flag, "", *pictures, outline)
+    return ReportCase(f"images/{index:02d}.png", label, score, 0.01 * index, flag, "", *images, outline)
 
 
 def typical() -> Report:
@@ -47,8 +47,6 @@ def typical() -> Report:
         facts={"Method": "restoration", "Data": "drawn squares"},
         metrics={"image": image, "pixel": pixel, "n": counts, "method": "m", "dataset": "d", "seed": 0, "seconds": 3.0},
         cases=normals + abnormals,
-        image_threshold=0.5,
-        pixel_threshold=0.4,
         heat_scale=1.0,
         warnings=["thresholds come from 12 normals"],
         config={"data": {"root": Path("somewhere")}, "rate": 1e-4},
@@ -64,8 +62,8 @@ def bare() -> Report:
         "seconds": None,
     }
     cases = [replace(make_case(i, None, float(i), None), p_value=None, mask=None) for i in range(3)]
-    cases[2] = replace(cases[2], score=float("nan"))
-    return replace(typical(), metrics=metrics, cases=cases, image_threshold=None, pixel_threshold=None, warnings=[], facts={})
+    cases[2] = replace(cases[2], score=None)
+    return replace(typical(), metrics=metrics, cases=cases, warnings=[], facts={})
 
 
 def payload(page: str) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def test_typical_report_states_its_numbers() -> None:
         (0.85, 100, 100, "images well"),
     ],
 )
-def test_verdict_is_honest_about_chance(auc: float, normal: int, abnormal: int, words: str) -> None:
+def test_verdict_states_what_may_be_chance(auc: float, normal: int, abnormal: int, words: str) -> None:
     assert words in verdict(render(with_auc(auc, normal, abnormal)))
 
 
@@ -129,15 +127,21 @@ def test_missing_values_are_dashes_with_a_reason_never_zero() -> None:
     assert verdict(render(replace(bare(), cases=[]))) == "No images were evaluated."
 
 
-def test_nasty_text_stays_text() -> None:
+def test_hostile_text_stays_text() -> None:
     base = typical()
-    cases = [replace(base.cases[0], name=NASTY, note=NASTY), *base.cases[1:]]
-    page = render(replace(base, title=NASTY, facts={NASTY: NASTY}, warnings=[NASTY], config={NASTY: NASTY}, cases=cases))
+    cases = [replace(base.cases[0], name=HOSTILE, note=HOSTILE), *base.cases[1:]]
+    everywhere: dict[str, Any] = {
+        "title": HOSTILE,
+        "facts": {HOSTILE: HOSTILE},
+        "warnings": [HOSTILE],
+        "config": {HOSTILE: HOSTILE},
+    }
+    page = render(replace(base, cases=cases, **everywhere))
     assert "<img" not in page
     assert page.count("</script>") == 2
     loaded = payload(page)
-    assert loaded["cases"][0]["name"] == loaded["cases"][0]["note"] == NASTY
-    assert loaded["config"] == {NASTY: NASTY}
+    assert loaded["cases"][0]["name"] == loaded["cases"][0]["note"] == HOSTILE
+    assert loaded["config"] == {HOSTILE: HOSTILE}
 
 
 def test_payload_reads_back() -> None:
@@ -155,21 +159,21 @@ def test_page_loads_nothing_from_outside() -> None:
     assert not re.search(r"https?://|//[a-z]+\.|@import|<link|<script src|url\(", page)
 
 
-def test_two_thousand_noisy_cases_can_be_mailed() -> None:
-    # White noise at thumbnail size is the worst case for both encoders; without shrinking this is above 40 MB.
-    variants = [
+def test_thumbnails_shrink_until_the_page_can_be_mailed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshift.reports.page.THUMBNAIL_BYTES", 2_100_000)  # a tenth of the real limit
+    # White noise at thumbnail size is the worst case for both encoders.
+    cases = [
         replace(
             make_case(i, 1, i / 20),
             image=thumbnail(noise(i, 96) * 2 - 1),
             heatmap=heat_thumbnail(noise(i + 100, 96), 1.0),
             mask=mask_thumbnail(noise(i, 96) > 0.5),
         )
-        for i in range(20)
+        for i in range(200)
     ]
-    cases = [replace(variants[i % 20], name=f"images/sub-{i:04d}.png") for i in range(2000)]
-    assert report_module._picture_bytes(cases) > 25_000_000
+    assert thumbnail_bytes(cases) > 2_500_000
     page = render(replace(typical(), cases=cases))
-    assert len(page.encode()) < 25_000_000
+    assert len(page.encode()) < 2_500_000
     assert max(decode(payload(page)["cases"][0]["heatmap"]).size) >= 48
 
 
@@ -223,12 +227,12 @@ def test_page_runs_in_a_browser(kind: str, tmp_path: Path) -> None:
     full = typical()
     reports = {"typical": full, "bare": bare(), "empty": replace(bare(), cases=[])}
     report = reports.get(kind, replace(full, cases=full.cases[:6]))
-    cases = [replace(case, name=NASTY) for case in report.cases]
+    cases = [replace(case, name=HOSTILE) for case in report.cases]
     dom = run_in_browser(render(replace(report, cases=cases)), tmp_path)
     assert 'data-ready="true"' in dom
     assert "data-errors" not in dom
     assert not re.search(r"NaN|undefined|Infinity|\[object", dom)
-    # Attribute values may quote a nasty name; an event handler outside of quotes would be a live one.
+    # Attribute values may quote a hostile name; an event handler outside of quotes would be a live one.
     assert not re.search(r"<[a-z][^<>]*\son\w+=", re.sub(r'"[^"]*"', "", dom))
     assert dom.count('<article class="case">') == len(cases)
     assert dom.count('class="curve"') == (2 if kind == "typical" else 0)

@@ -1,12 +1,12 @@
-"""A sweep among evaluations is found, drawn and, where it is none, refused."""
+"""Evaluations that differ in one setting are a sweep, and are drawn as one; others are refused."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluations import folder, write
 from helpers import Cli
 
-from reshift.data.phantom import write_phantom
 from reshift.errors import UserError
 from reshift.evaluation.results import Results
 from reshift.reports.figures.sweep import find_sweep, stable_range
@@ -25,7 +25,7 @@ def test_the_setting_that_varies_is_found_seeds_aside() -> None:
     assert [x for x, _ in found.curves["AP_pix"]] == [100.0, 500.0, 900.0]
 
 
-def test_nested_settings_and_missing_figures() -> None:
+def test_nested_settings_and_missing_metrics() -> None:
     runs = [run(ap=None, dmd={"lambda_cls": value}) for value in (0.1, 1.0, 10.0)]
     found = find_sweep(runs)
     assert found.setting == "dmd.lambda_cls"
@@ -38,26 +38,24 @@ def test_nested_settings_and_missing_figures() -> None:
     ([run(t_star=1), run(t_star=2)], "at least 3 different numbers of t_star, not 1, 2"),
     ([run(masking=True), run(masking=False), run(masking=True)], "numbers of masking"),
 ])  # fmt: skip
-def test_what_is_no_sweep(runs: list[Results], message: str) -> None:
+def test_other_evaluations_are_refused(runs: list[Results], message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_sweep(runs)
 
 
-def test_the_stable_range_is_what_comes_near_the_best_beside_it() -> None:
+def test_the_stable_range_is_around_the_best_value() -> None:
     curve = [(1.0, [0.99]), (2.0, [0.5]), (3.0, [0.96, 0.98]), (4.0, [1.0]), (5.0, [0.951]), (6.0, [0.94])]
     assert stable_range(curve) == ((3.0, 5.0), 4.0)
     assert stable_range([(1.0, [0.1]), (2.0, [])]) == ((1.0, 1.0), 1.0)
 
 
 def test_from_the_command_line(run_cli: Cli, tmp_path: Path) -> None:
-    data = write_phantom(tmp_path / "data", train=12, test_normal=6, test_abnormal=6, size=32)
+    pytest.importorskip("matplotlib")
     folders = []
     for floor in (0.05, 0.1, 0.2):
-        base = tmp_path / str(floor)
-        settings = ("--method", "area", "--set", "data.size=32", "--set", f"model.floor={floor}")
-        assert run_cli("train", "--data", data, "--out", base, *settings, "--set", "calibrate.features=off").code == 0
-        assert run_cli("evaluate", base / "bundle", "--data", data, "--out", base / "evaluation").code == 0
-        folders.append(base / "evaluation")
+        found = folder(tmp_path / str(floor), "area", normal=6, abnormal=6, features=False)
+        image, pixel = {**found.metrics["image"], "auc": 0.5 + floor}, {**found.metrics["pixel"], "ap": floor}
+        metrics = {**found.metrics, "image": image, "pixel": pixel, "settings": {"floor": floor}}
+        folders.append(write(found.folder, metrics, found.cases).folder)
     done = run_cli("figures", *folders, "--out", tmp_path / "figures")
     assert str(tmp_path / "figures" / "sensitivity.png") in done.out.splitlines()
-    assert "no figure sensitivity" in run_cli("figures", *folders[:1] * 3, "--out", tmp_path / "again").out

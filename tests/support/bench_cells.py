@@ -8,7 +8,7 @@ PER_SUBJECT = 2  # images
 
 
 def scored(scores: list[float]) -> dict[str, Any]:
-    """What a cell keeps per image: every other subject is ill; each image's pixel figures are its score."""
+    """What a cell keeps per image: every other subject is ill; each image's pixel metrics are its score."""
     n = len(scores)
     labels = [(i // PER_SUBJECT) % 2 for i in range(n)]
     lesion = [score if label else None for score, label in zip(scores, labels, strict=True)]
@@ -29,7 +29,7 @@ def drawn(shift: float, seed: int, n: int = 80) -> list[float]:
 
 
 def cell(row: str, dataset: str = "lgg_flair", seed: int = 0, **change: Any) -> dict[str, Any]:
-    """One finished cell; ``image``, ``pixel`` and ``normative`` are its figures, ``intervals`` theirs, the rest its fields."""
+    """One finished cell; ``image``, ``pixel`` and ``normative`` are its metrics, ``intervals`` theirs, the rest its fields."""
     levels = {level: change.pop(level, None) for level in ("image", "pixel", "normative")}
     metrics: dict[str, Any] = {"image": {}, "pixel": {}, **{k: v for k, v in levels.items() if v is not None}}
     metrics["intervals"] = change.pop("intervals", None)

@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from reshift.bench.cells import Event, Task
 
 SUITES = Path(__file__).parents[2] / "suites"
 SMALLER = (
@@ -38,7 +38,7 @@ inference = true
 updates = { epochs = 6 }
 set = { model = { widths = [4, 8] } }
 """
-LONG, LONG_SWEEP = (text.replace("epochs = 6", "epochs = 100") for text in (DAE, SWEEP))  # long enough to be interrupted
+LONG, LONG_SWEEP = (text.replace("epochs = 6", "epochs = 100") for text in (DAE, SWEEP))  # to be interrupted
 IMPOSSIBLE = '[[rows]]\nlabel = "Impossible"\nmethod = "dae"\nset = { model = { widths = [4, 8, 8, 8, 8, 8, 8] } }\n'
 
 
@@ -63,7 +63,7 @@ def cells_in(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def results_in(out: Path) -> dict[str, Any]:
-    """What two equal runs agree on, to the bit."""
+    """What two equal runs have in common, to the bit."""
     found = cells_in(out)
     for cell in found.values():
         if cell["metrics"]:
@@ -76,16 +76,9 @@ def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def until(true: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    """Wait for something to become true while the process is at work."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+def run_in_process(tasks: Sequence[Task], _workers: int, _device: str, report: Callable[[Event], object]) -> None:
+    """Take the place of the local engine: to start a worker takes seconds, and most tests are not about workers."""
+    from reshift.bench.compute import run_task
 
-
-def children(pid: int) -> list[int]:
-    """Processes that ``pid`` has started and that compute; not the one that watches over shared resources."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    for task in tasks:
+        run_task(task, "cpu", report)

@@ -1,4 +1,4 @@
-"""Miniatures of the public datasets: their names, folders, formats, orientations and defects, with drawn heads inside."""
+"""Small copies of the public data sets: their names, folders, formats, orientations and defects, with drawn heads."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Point = tuple[float, float, float]
 def head(
     seed: int, shape: tuple[int, int, int] = (48, 48, 40), zoom: Point = (5.0, 5.0, 4.0), centre: float = 0.5
 ) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
-    """A stripped brain in RAS order with its affine: background exactly 0, and a bright spot in front on the patient's right."""
+    """A brain without skull in RAS order, and its affine: background exactly 0, a bright spot in front on the patient's right."""
     rng = np.random.default_rng(seed)
     x, y, z = positions(shape, zoom, centre)
     inside = (x / 70) ** 2 + (y / 85) ** 2 + (z / 65) ** 2 < 1
@@ -39,7 +39,7 @@ def ball(shape: tuple[int, int, int], zoom: Point, at: Point, radius: float, cen
 
 
 def save_nifti(path: Path, ras: NDArray[Any], affine: NDArray[np.float64], codes: str = "RAS") -> Path:
-    """Write an array that is in RAS order as a file whose axes run the way ``codes`` says."""
+    """Write an array in RAS order as a file with the axis codes ``codes``."""
     turn = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(codes)))
     stored = nibabel.orientations.apply_orientation(ras, turn)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def save_nifti(path: Path, ras: NDArray[Any], affine: NDArray[np.float64], codes
 
 
 def lesioned(ras: NDArray[np.int16], where: NDArray[np.bool_], value: int = 800) -> NDArray[np.int16]:
-    """The head with a lesion of one grey."""
+    """The head with a lesion of one grey value."""
     return np.where(where, np.int16(value), ras)
 
 
@@ -67,8 +67,8 @@ def brats(root: Path, cases: int = 8, gli: bool = False) -> Path:
     return root
 
 
-def picture(path: Path, seed: int, mode: str = "L", shape: tuple[int, int] = (40, 52), bright: int = 0) -> Path:
-    """Speckle that no other seed gives; a lighter copy, with a caliper mark burned in, is still the same picture."""
+def write_image(path: Path, seed: int, mode: str = "L", shape: tuple[int, int] = (40, 52), bright: int = 0) -> Path:
+    """Speckle that depends on the seed; a lighter copy, with a caliper mark burned in, is still the same image."""
     coarse = np.random.default_rng(seed).integers(20, 200, (24, 24), dtype=np.uint8)
     image = Image.fromarray(coarse).resize(shape[::-1], Image.Resampling.BICUBIC)
     pixels = np.clip(np.asarray(image, dtype=int) + bright, 0, 255).astype(np.uint8)
@@ -90,22 +90,22 @@ def mask(path: Path, box: tuple[int, int, int, int] | None, mode: str = "L", sha
 
 
 def medianomaly_brats(root: Path, train: int = 6, normal: int = 3, tumour: int = 3) -> Path:
-    """Ready-made PNGs; subjects are in the names, and the first training image's subject is tested on as well."""
+    """MedIAnomaly's PNGs; subjects are in the names, and the subject of the first training image is in the test split too."""
     for i in range(train):
-        picture(root / "train" / f"BraTS2021_{i:05d}_flair_60.png", i)
+        write_image(root / "train" / f"BraTS2021_{i:05d}_flair_60.png", i)
     for i in range(normal):
-        picture(root / "test/normal" / f"BraTS2021_{100 + i:05d}_flair_60.png", 100 + i)
+        write_image(root / "test/normal" / f"BraTS2021_{100 + i:05d}_flair_60.png", 100 + i)
     for i in range(tumour):
         name = f"BraTS2021_{0 if i == 0 else 200 + i:05d}_flair_71.png"
-        picture(root / "test/tumor" / name, 200 + i)
+        write_image(root / "test/tumor" / name, 200 + i)
         mask(root / "test/annotation" / name.replace("flair", "seg"), (10, 22, 20, 32))
     return root
 
 
-def ixi(root: Path, scans: int = 6) -> Path:
+def ixi(root: Path, volumes: int = 6) -> Path:
     """Sagittal volumes in one folder, with the neck below the head and another contrast beside them."""
     shape, zoom = (24, 48, 64), (8.0, 5.0, 4.0)
-    for i in range(scans):
+    for i in range(volumes):
         ras, affine = head(i, shape, zoom, centre=0.7)
         x, y, z = positions(shape, zoom, centre=0.7)
         ras = np.where((z < -40) & (x**2 + y**2 < 60**2), np.int16(250), ras)
@@ -115,13 +115,13 @@ def ixi(root: Path, scans: int = 6) -> Path:
     return root
 
 
-def atlas(root: Path, scans: int = 8, hidden: int = 2) -> Path:
-    """MNI-like volumes of more than 95 slices; every other scan has its lesion in slice 95, the others far below it."""
+def atlas(root: Path, volumes: int = 8, hidden: int = 2) -> Path:
+    """MNI-like volumes of more than 95 slices; every other volume has its lesion in slice 95, the others far below it."""
     shape, zoom, centre = (40, 46, 110), (5.0, 5.0, 1.5), 0.8
-    for i in range(scans + hidden):
+    for i in range(volumes + hidden):
         ras, affine = head(i, shape, zoom, centre)
         lesion = ball(shape, zoom, (20, -10, 10 if i % 2 else -30), 14.0, centre)
-        part, site = ("Training" if i < scans else "Testing"), f"R{1 + i % 2:03d}"
+        part, site = ("Training" if i < volumes else "Testing"), f"R{1 + i % 2:03d}"
         name = f"sub-{site.lower()}s{i:03d}"
         stem = root / "ATLAS_2" / part / site / name / "ses-1" / "anat" / f"{name}_ses-1_space-MNI152NLin2009aSym"
         save_nifti(Path(f"{stem}_T1w.nii.gz"), lesioned(ras, lesion, 60), affine)
@@ -133,7 +133,7 @@ def atlas(root: Path, scans: int = 8, hidden: int = 2) -> Path:
 def thor_png(root: Path, images: int = 8) -> Path:
     """THOR's slices, with the lists that share their training images."""
     for i in range(images):
-        picture(root / "png_128_sl_95" / f"Atlas_train_{i}.png", i, shape=(48, 48))
+        write_image(root / "png_128_sl_95" / f"Atlas_train_{i}.png", i, shape=(48, 48))
         mask(root / "png_128_sl_95" / f"Atlas_train_{i}_mask.png", (10, 22, 10, 22) if i % 2 else None, shape=(48, 48))
     names = [f"./data/ATLAS/png_128_sl_95/Atlas_train_{i}.png" for i in range(images)]
     (root / "splits").mkdir()
@@ -146,7 +146,7 @@ WMH_TEST = ("Utrecht/1", "Singapore/51", "Amsterdam/GE3T/101", "Amsterdam/GE1T5/
 
 
 def wmh(root: Path, cases: Sequence[str] = WMH_TEST) -> Path:
-    """FLAIR with a lesion (label 1) and other pathology (label 2), which lies in some slices alone; plus observers' files."""
+    """FLAIR with a lesion (label 1) and other pathology (label 2), in some slices alone; and files of other observers."""
     shape, zoom = (40, 44, 48), (5.5, 5.0, 3.0)
     for i, case in enumerate(("training/Utrecht/0", *(f"test/{case}" for case in cases))):
         ras, affine = head(i, shape, zoom)
@@ -163,21 +163,21 @@ def wmh(root: Path, cases: Sequence[str] = WMH_TEST) -> Path:
 
 
 def busi(root: Path, normals: int = 12) -> Path:
-    """Names with spaces and parentheses, masks of three encodings, two masks of one image, repeats within and across kinds."""
+    """Names with spaces and parentheses, masks of three encodings, two masks of one image, duplicates in and across classes."""
     folder = root / "Dataset_BUSI_with_GT"
     for i in range(1, normals + 1):
         seed = 2 if i in (2, 3) else i  # normal (3) is a lighter copy of normal (2)
-        picture(folder / "normal" / f"normal ({i}).png", seed, "RGB", bright=9 if i == 3 else 0)
+        write_image(folder / "normal" / f"normal ({i}).png", seed, "RGB", bright=9 if i == 3 else 0)
         mask(folder / "normal" / f"normal ({i})_mask.png", None, "1")
     for i, mode in ((1, "L"), (10, "1"), (100, "RGB")):
-        picture(folder / "benign" / f"benign ({i}).png", 1000 + i, "RGB")
+        write_image(folder / "benign" / f"benign ({i}).png", 1000 + i, "RGB")
         mask(folder / "benign" / f"benign ({i})_mask.png", (2, 10, 20, 30) if i == 1 else (20, 32, 16, 32), mode)
     mask(folder / "benign" / "benign (100)_mask_1.png", (2, 10, 30, 40), "L")
-    picture(folder / "malignant" / "malignant (1).png", 1010, "RGB", bright=6)  # the picture of benign (10)
+    write_image(folder / "malignant" / "malignant (1).png", 1010, "RGB", bright=6)  # the image of benign (10)
     mask(folder / "malignant" / "malignant (1)_mask.png", (20, 32, 16, 32))
-    picture(folder / "malignant" / "malignant (2).png", 5, "RGB", bright=4)  # the picture of normal (5)
+    write_image(folder / "malignant" / "malignant (2).png", 5, "RGB", bright=4)  # the image of normal (5)
     mask(folder / "malignant" / "malignant (2)_mask.png", (20, 32, 16, 32))
-    picture(folder / "malignant" / "malignant (3).png", 3000, "RGB")
+    write_image(folder / "malignant" / "malignant (3).png", 3000, "RGB")
     mask(folder / "malignant" / "malignant (3)_mask.png", (10, 20, 0, 4))  # the crop removes it
     return root
 
@@ -188,7 +188,7 @@ def image_id(number: int) -> str:
 
 
 def vindr(root: Path, normals: int = 10, abnormals: int = 4) -> Path:
-    """DICOM of 12 bits, every other one MONOCHROME1, and Kaggle's table with three readers for each image."""
+    """DICOM of 12 bits, every other one MONOCHROME1, and Kaggle's table with three radiologists for each image."""
     rows = ["image_id,class_name,class_id,rad_id,x_min,y_min,x_max,y_max"]
     for i in range(normals + abnormals):
         write_dicom(root / "train" / f"{image_id(i)}.dicom", i, inverted=bool(i % 2))
@@ -208,7 +208,7 @@ def xray(seed: int) -> NDArray[np.uint16]:
 
 
 def write_dicom(path: Path, seed: int, inverted: bool) -> Path:
-    """One chest X-ray; the same scene whether stored as MONOCHROME1 or 2."""
+    """One chest X-ray; the same image as MONOCHROME1 or MONOCHROME2."""
     from pydicom.dataset import FileDataset, FileMetaDataset
     from pydicom.uid import DigitalXRayImageStorageForPresentation, ExplicitVRLittleEndian, generate_uid
 
@@ -233,7 +233,7 @@ def medianomaly_vindr(root: Path) -> Path:
     lists: dict[str, Any] = {"train": {"0": [], "unlabeled": {"0": [], "1": []}}, "test": {"0": [], "1": []}}
     for i in range(12):
         name = f"{image_id(i)}.png"
-        picture(root / "images" / name, i, shape=(48, 48))
+        write_image(root / "images" / name, i, shape=(48, 48))
         (lists["train"]["0"] if i < 8 else lists["test"]["0" if i < 10 else "1"]).append(name)
     (root / "data.json").write_text(json.dumps(lists))
     return root

@@ -1,4 +1,4 @@
-"""Makers of small DICOM files: a slice, an oblique series, an enhanced multi-frame file."""
+"""Write small DICOM files: a slice, an oblique series, an enhanced multi-frame file."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def values(seed: int = 0, height: int = 24, width: int = 20, low: int = 0, high:
 
 
 def cosines(yaw: float = 0.0, pitch: float = 0.0, roll: float = 0.0) -> NDArray[np.float64]:
-    """ImageOrientationPatient of an axial slice turned by three angles (radians)."""
+    """ImageOrientationPatient of an axial slice rotated by three angles (radians)."""
     c, s = np.cos([yaw, pitch, roll]), np.sin([yaw, pitch, roll])
     about_z = np.array([[c[0], -s[0], 0], [s[0], c[0], 0], [0, 0, 1]])
     about_y = np.array([[c[1], 0, s[1]], [0, 1, 0], [-s[1], 0, c[1]]])
@@ -34,7 +34,7 @@ def cosines(yaw: float = 0.0, pitch: float = 0.0, roll: float = 0.0) -> NDArray[
 
 
 def grey(pixels: NDArray[Any], *, stored: int = 16, signed: bool = False, **tags: Any) -> Dataset:
-    """A data set with native grey pixels and no geometry, as a radiograph has it; ``tags`` are set, or with None removed."""
+    """A data set with native grey pixels and no geometry, like a radiograph. ``tags`` are set, or removed if None."""
     ds = Dataset()
     ds.file_meta = FileMetaDataset()
     ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -80,7 +80,7 @@ def write(ds: Dataset, path: Path) -> Path:
 
 
 def series(folder: Path, count: int = 5, orientation: Any = None, step: Any = None, **tags: Any) -> list[Dataset]:
-    """Write a series whose file names and instance numbers say nothing of the order; return the slices in order."""
+    """Write a series whose file names and instance numbers are not in order; return the slices in order."""
     turned = cosines() if orientation is None else np.asarray(orientation)
     normal = np.cross(turned[:3], turned[3:])
     step = normal * 2.5 if step is None else np.asarray(step)
@@ -95,7 +95,7 @@ def series(folder: Path, count: int = 5, orientation: Any = None, step: Any = No
 
 
 def enhanced(order: Any = (2, 0, 3, 1), orientation: Any = None, **tags: Any) -> Dataset:
-    """An enhanced MR file whose frame ``f`` lies at place ``order[f]`` and holds ``values(order[f])``."""
+    """An enhanced MR file whose frame ``f`` is at position ``order[f]`` and holds ``values(order[f])``."""
     turned = cosines() if orientation is None else np.asarray(orientation)
     normal = np.cross(turned[:3], turned[3:])
     ds = grey(np.stack([values(k) for k in order]), stored=12)

@@ -18,7 +18,7 @@ def disc(radius: float, at: tuple[float, float] = (0.6, 0.45), size: int = SIZE)
     return inside
 
 
-def scan(rng: np.random.Generator, lesion: NDArray[np.bool_], size: int = SIZE) -> NDArray[np.uint8]:
+def draw_image(rng: np.random.Generator, lesion: NDArray[np.bool_], size: int = SIZE) -> NDArray[np.uint8]:
     head = disc(0.42, (0.5, 0.5), size) * 110.0 + disc(0.2, (0.5, 0.5), size) * 40.0
     image: NDArray[np.uint8] = np.clip(head + lesion * 70.0 + rng.normal(0, 6, (size, size)), 0, 255).astype(np.uint8)
     return image
@@ -36,7 +36,7 @@ def folder(
     for i in range(normal + abnormal):
         ill = i >= normal
         lesion = disc(0.04 + 0.01 * (i - normal), size=size) if ill else np.zeros((size, size), dtype=bool)
-        image = scan(rng, lesion, size)
+        image = draw_image(rng, lesion, size)
         heatmap = np.abs(own.normal(0, 0.05, (size, size)) + lesion * 0.1 * gain).astype(np.float32)
         maps.append(heatmap.ravel())
         lesions.append(lesion.ravel())

@@ -1,4 +1,4 @@
-"""What several tests need: small pictures, a way to run the command line, and what a refusal looks like."""
+"""What several tests need: small images, running the command line, and checking refusals."""
 
 import json
 import os
@@ -40,19 +40,19 @@ Cli = Callable[..., Outcome]
 
 
 def noise(seed: int = 0, height: int = 24, width: int = 32) -> NDArray[np.uint8]:
-    """A grey picture that no other seed gives."""
+    """A grey image that depends on the seed."""
     return np.random.default_rng(seed).integers(0, 256, (height, width), dtype=np.uint8)
 
 
 def save(pixels: NDArray[Any], path: Path, **options: Any) -> Path:
-    """Write a picture, and the folders above it."""
+    """Write an image, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path, **options)
     return path
 
 
 def save_many(folder: Path, count: int = 12, height: int = 24, width: int = 32) -> Path:
-    """Write ``count`` different pictures."""
+    """Write ``count`` different images."""
     for i in range(count):
         save(noise(i, height, width), folder / f"{i:03d}.png")
     return folder
@@ -66,7 +66,7 @@ def write_manifest(folder: Path, *rows: str, header: str = COLUMNS) -> Path:
 
 
 def labelled(folder: Path, normal: int = 4, abnormal: int = 4) -> Path:
-    """A test split: normal pictures, and abnormal ones with a mask each."""
+    """A test split: normal images, and abnormal ones with a mask each."""
     rows = []
     for i in range(normal + abnormal):
         save(noise(i), folder / "images" / f"{i}.png")
@@ -100,7 +100,7 @@ def read_records(out: Path) -> list[dict[str, Any]]:
 def assert_nothing_half_written(folder: Path) -> None:
     """Check that every file below ``folder`` is whole, and that no temporary one is left."""
     for path in folder.rglob("*"):
-        assert not path.name.startswith("."), path
+        assert not path.name.startswith(".") or path.name == ".lock", path
         if path.suffix == ".json":
             json.loads(path.read_text())
         if path.suffix == ".jsonl":

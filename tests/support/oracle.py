@@ -40,5 +40,5 @@ def with_oracle(method: str, target: Tensor, **settings: Any) -> tuple[Any, Orac
     return model, oracle
 
 
-def picture(seed: int = 0) -> Tensor:
+def random_image(seed: int = 0) -> Tensor:
     return torch.rand(1, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) * 1.6 - 0.8

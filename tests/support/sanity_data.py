@@ -92,7 +92,7 @@ def _train_stage(stage: Stage, x: Tensor, total: int, lr: float, batch: int, see
         rate = lr * min(1.0, (i + 1) / 20) * 0.5 * (1.0 + math.cos(math.pi * i / total))
         for m, objective, optimiser in zip(modules, stage.objectives, optimisers, strict=True):
             if i % objective.every == 0:
-                optimiser.param_groups[0]["lr"] = rate * objective.rate
+                optimiser.param_groups[0]["lr"] = rate * objective.lr_factor
                 optimiser.zero_grad()
                 objective.loss(images, step)["loss"].backward()
                 nn.utils.clip_grad_norm_(m.parameters(), 1.0)

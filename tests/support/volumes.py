@@ -1,4 +1,4 @@
-"""Small volumes for tests: a head that no turn or reflection maps to itself, stored in any of the 48 orientations."""
+"""Small volumes for tests: a head that no rotation or reflection maps to itself, stored in any of the 48 orientations."""
 
 from collections.abc import Iterator
 from itertools import permutations, product
@@ -19,7 +19,7 @@ Orientation = tuple[tuple[int, ...], tuple[bool, ...]]  # canonical axis of each
 
 
 def orientations() -> Iterator[Orientation]:
-    """All 48."""
+    """All 48 orientations."""
     yield from product(permutations(range(3)), product((False, True), repeat=3))
 
 
@@ -45,7 +45,7 @@ def canonical_affine(shape: tuple[int, ...] = SHAPE, spacing: tuple[float, ...] 
 def stored(
     array: NDArray[Any], orientation: Orientation, affine: NDArray[np.float64]
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """The same anatomy in another storage order, with the affine that says so."""
+    """The same anatomy in another storage order, with its affine."""
     order, flips = orientation
     turn = np.zeros((4, 4))
     turn[3, 3] = 1.0
@@ -57,7 +57,7 @@ def stored(
 
 
 def save_nifti(path: Path, array: NDArray[Any], affine: NDArray[np.float64], dtype: Any = np.int16) -> Path:
-    """Write with nibabel, which is not what we write with."""
+    """Write with nibabel, not with the code under test."""
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.Nifti1Image(np.asarray(array).astype(dtype), affine).to_filename(path)
     return path
@@ -66,7 +66,7 @@ def save_nifti(path: Path, array: NDArray[Any], affine: NDArray[np.float64], dty
 def save_head(
     path: Path, seed: int = 0, orientation: Orientation = ((2, 1, 0), (False, False, False)), dtype: Any = np.int16
 ) -> Path:
-    """A head on disk."""
+    """Write a head to disk."""
     return save_nifti(path, *stored(head(seed), orientation, canonical_affine()), dtype)
 
 

@@ -1,4 +1,4 @@
-"""What a command imports before it does anything: start-up is nearly all imports, so the modules are watched, never seconds."""
+"""Start-up time is mostly imports, so these tests check which modules a command imports."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ HEAVY = {"torch", "numpy", "PIL", "pydantic", "safetensors", "nibabel", "pydicom
 
 
 def imported(*args: str) -> set[str]:
-    """Run a command in a process of its own, and return the names of all modules it had imported in the end."""
+    """Run a command in its own process; return the names of all modules that it has imported."""
     code = (
         "import sys\n"
         "from reshift.cli.app import main\n"
@@ -24,20 +24,20 @@ def imported(*args: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-def test_help_waits_for_no_library_but_its_own() -> None:
+def test_help_imports_typer_and_nothing_heavy() -> None:
     modules = imported("--help")
     assert "typer" in modules
     assert not HEAVY & modules
 
 
 @pytest.mark.parametrize("command", ["--version", "datasets", "methods"])
-def test_what_needs_no_image_needs_no_numpy(command: str) -> None:
-    assert not (HEAVY - {"pydantic"}) & imported(command)  # newer typers take pydantic to read options
+def test_commands_without_images_import_no_numpy(command: str) -> None:
+    assert not (HEAVY - {"pydantic"}) & imported(command)  # newer versions of typer import pydantic
 
 
-def test_scoring_a_picture_imports_no_training_code_and_no_other_reader(tiny_bundle: Path, tmp_path: Path) -> None:
-    picture = save(noise(), tmp_path / "a.png")
-    modules = imported("score", str(tiny_bundle), str(picture), "--out", str(tmp_path / "out"))
+def test_scoring_an_image_imports_no_training_code_and_no_other_reader(tiny_bundle: Path, tmp_path: Path) -> None:
+    image = save(noise(), tmp_path / "a.png")
+    modules = imported("score", str(tiny_bundle), str(image), "--out", str(tmp_path / "out"))
     assert {"torch", "reshift.inference.score"} <= modules
     ours = {
         "reshift.training.loop",
@@ -52,14 +52,14 @@ def test_scoring_a_picture_imports_no_training_code_and_no_other_reader(tiny_bun
     assert not (ours | others | compilers) & modules
 
 
-def test_garbage_is_looked_for_again_when_the_imports_are_done() -> None:
+def test_garbage_collection_is_on_again_after_the_imports() -> None:
     code = (
         "import gc, sys\n"
         "from reshift.system.imports import heavy_imports\n"
         "with heavy_imports():\n    assert not gc.isenabled()\n    sys.modules['torch'] = sys\n"
         "assert gc.isenabled() and gc.get_freeze_count() > 0\n"
         "frozen = gc.get_freeze_count()\n"
-        "with heavy_imports():\n    assert gc.isenabled()\n"  # the second time there is nothing to import
+        "with heavy_imports():\n    assert gc.isenabled()\n"  # torch is imported already
         "assert gc.get_freeze_count() <= frozen\n"
         "with __import__('contextlib').suppress(ImportError), heavy_imports():\n"
         "    del sys.modules['torch']\n    raise ImportError\n"

@@ -15,9 +15,9 @@ TINY_DMD = ("--method", "dmd", "--profile", "quick", "--set", "data.size=32", "-
             "--set", "model.unet_widths=[8,8]", "--set", "model.classifier_widths=[8]", "--set", "model.mask_side=2",
             "--set", "model.stage1_epochs=1", "--set", "model.stage2_epochs=1")  # fmt: skip
 SLOWLY = """
-import itertools, time, reshift.inference.score_helper as module
-write, count = module.write, itertools.count()
-module.write = lambda *args: (time.sleep(0.02 if next(count) < 12 else 60), write(*args))[1]
+import itertools, time, reshift.inference.images as module
+write, count = module.write_case, itertools.count()
+module.write_case = lambda *args: (time.sleep(0.02 if next(count) < 12 else 60), write(*args))[1]
 """
 
 

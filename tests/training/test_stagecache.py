@@ -44,7 +44,7 @@ def test_a_second_method_takes_the_network_of_the_first(
     with safe_open(kept, framework="pt") as file:
         then = json.loads(file.metadata()["about"])["seconds"]
     now = json.loads((tmp_path / "b" / "bundle" / "config.json").read_text())["training"]["seconds"]
-    assert now >= round(then, 1)  # what it took to train, whoever did it
+    assert now >= round(then, 1)  # the seconds that training took, in whichever run
 
 
 @pytest.mark.parametrize("change", ["seed", "epochs", "noise", "lr", "data"])

@@ -1,4 +1,4 @@
-"""The training loop: exact resume after SIGKILL, two processes like one, seeds, streaming, divergence, signals."""
+"""The training loop: exact resume after SIGKILL, two ranks like one, seeds, streaming, divergence, signals."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from helpers import TINY_DMD
 from safetensors.torch import load_file
 
 from reshift.config import Config, DataConfig
-from reshift.data.manifest import Case, load_cases
+from reshift.data.cases import Case
+from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.source import Source
 from reshift.errors import UserError
@@ -117,7 +118,7 @@ def test_ctrl_c_leaves_what_resume_takes_up(manifest: Path, tmp_path: Path, numb
 
 
 def test_two_processes_give_what_one_gives(manifest: Path, tmp_path: Path) -> None:
-    """Same global batch, gloo: BatchNorm statistics, random draws and gradients all span both processes."""
+    """Same global batch, gloo: BatchNorm statistics, random draws and gradients all span both ranks."""
     one = ("--set", "train.lr=1e-4")
     subprocess.run(command(manifest, tmp_path / "one", tmp_path, *one), check=True, capture_output=True)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -145,7 +146,7 @@ class Late(Brightness):
 
 
 def test_a_process_that_comes_late_may_still_join(manifest: Path, tmp_path: Path) -> None:
-    """The first claims the folder; the second must not take that for somebody else's run."""
+    """The first claims the folder; the second must not take it for another run's."""
     (tmp_path / "late.py").write_text(LATE)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reshift", "train"]
     given = ["--data", str(manifest), "--out", str(tmp_path / "run"), "--method", "late:Late", "--set", "data.size=32"]

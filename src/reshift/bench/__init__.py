@@ -1,4 +1,4 @@
 """``reshift bench``: a suite of method × data set × seed becomes cells, tables and figures.
 
-May import everything but the command line.
+It may import everything but the command line.
 """

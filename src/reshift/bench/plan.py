@@ -1,4 +1,4 @@
-"""From a suite and the data at hand to cells: full configs, fingerprints, what cannot be run and why."""
+"""Turn a suite and the data into cells with complete configs and keys; say which cells cannot be run, and why."""
 
 import os
 import shutil
@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reshift import methods
-from reshift.bench.cells import Spec, Task, deciding, digest
-from reshift.bench.suite import PREDICT, DataSet, Entry, PhantomSet, Suite
-from reshift.bench.version import code_version, everything, files_version
+from reshift.bench.cells import Spec, Task, deciding_config, digest
+from reshift.bench.suite import PREDICT_TABLES, DataSet, Entry, PhantomSet, Suite
+from reshift.bench.version import all_methods_version, code_version, hash_files, imported_files
 from reshift.config import Config
-from reshift.data.manifest import Case, expand, fingerprint, load_cases
+from reshift.data.cases import Case, expand_volumes, fingerprint
+from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.errors import UserError
 from reshift.system.cache import VARIABLE
-from reshift.system.files import naming, writable_folder
+from reshift.system.files import create_output_folder, writing
+from reshift.system.lock import locked
 from reshift.training.run import resolve, split_normals
 
 
 class UnusableDataError(UserError):
-    """What is wrong lies in the data, not in the suite: other cells can be run."""
+    """The data is at fault, not the suite: the cells of other data can be run."""
 
 
 class Blocked(NamedTuple):
@@ -31,40 +33,40 @@ class Blocked(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The cells of a suite in its own order."""
+    """The cells of a suite, in its order."""
 
     specs: list[Spec]
     blocked: list[Blocked]
 
-    def cells(self) -> int:
-        """How many there are."""
+    def total(self) -> int:
+        """How many cells there are."""
         return len(self.specs) + len(self.blocked)
 
 
 class Data:
-    """One data set: read once, hashed once."""
+    """One data set. It is read and hashed once."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.cases = path, load_cases(path)
-        learned = [case for case in self.cases if case.split != "test"]
         self.tests = [case for case in self.cases if case.split == "test"]
-        self.learned, self.tested = fingerprint(learned), fingerprint(self.tests)
-        self.slices: dict[str, list[Case]] = {}
+        self.train_hash = fingerprint([case for case in self.cases if case.split != "test"])
+        self.test_hash = fingerprint(self.tests)
+        self.expanded: dict[str, list[Case]] = {}
 
-    def split(self, config: Config) -> tuple[list[Case], list[Case]]:
-        """Images to train on, and normals held out; volumes are looked into once per way of slicing them."""
+    def training_images(self, config: Config) -> int:
+        """How many images to train on; volumes are opened once for each way of slicing them."""
         known = config.data.model_dump_json()
         try:
-            if known not in self.slices:
+            if known not in self.expanded:
                 learned = [case for case in load_cases(self.path, config.data.subject) if case.split != "test"]
-                self.slices[known] = expand(learned, config.data)
-            return split_normals(self.slices[known], config, self.path)
+                self.expanded[known] = expand_volumes(learned, config.data)
+            return len(split_normals(self.expanded[known], config, self.path)[0])
         except UserError as err:
             raise UnusableDataError(str(err)) from None
 
 
 def plan(suite: Suite, data: Path | None, out: Path) -> Plan:
-    """Look at the data, and make a spec of every cell that has its data."""
+    """Open the data, and make a spec of every cell that has its data."""
     found: dict[str, Data | str] = {}
     for name in dict.fromkeys(name for entry in suite.entries for name in (entry.dataset, entry.trained_on)):
         found[name] = _open(name, suite.datasets[name], data, out)
@@ -76,7 +78,7 @@ def plan(suite: Suite, data: Path | None, out: Path) -> Plan:
             blocked.append(Blocked(entry, test if isinstance(test, str) else str(train)))
             continue
         if not test.tests and entry.dataset in lenders:
-            continue  # a set that only lends its models
+            continue  # other sets use its models, and it has nothing to test on
         try:
             specs.append(_spec(suite, entry, train, test, out))
         except UnusableDataError as err:
@@ -84,8 +86,8 @@ def plan(suite: Suite, data: Path | None, out: Path) -> Plan:
     return Plan(specs, blocked)
 
 
-def tasks(specs: Iterable[Spec], out: Path) -> list[Task]:
-    """Put together cells that share a model; of several cells with one key, the first is run."""
+def group_tasks(specs: Iterable[Spec], out: Path) -> list[Task]:
+    """Group the cells that share a model. Of several cells with one key, the first is run."""
     groups: dict[str, dict[str, Spec]] = {}
     for spec in specs:
         groups.setdefault(spec.model, {}).setdefault(spec.key, spec)
@@ -93,9 +95,9 @@ def tasks(specs: Iterable[Spec], out: Path) -> list[Task]:
 
 
 def _open(name: str, chosen: DataSet, data: Path | None, out: Path) -> Data | str:
-    """The data set, or why it cannot be used."""
+    """Return the data set, or why it cannot be used."""
     if chosen.phantom is not None:
-        return Data(_phantom(name, chosen.phantom, out))
+        return Data(_draw_phantom(name, chosen.phantom, out / "data"))
     path = Path(str(chosen.manifest)).expanduser()
     if not path.is_absolute() and data is None:
         return f"{path}: data set '{name}' is relative to --data, which is not given"
@@ -105,17 +107,16 @@ def _open(name: str, chosen: DataSet, data: Path | None, out: Path) -> Data | st
         return str(err)
 
 
-def _phantom(name: str, wanted: PhantomSet, out: Path) -> Path:
-    """Draw the set once; a folder that has its final name is whole."""
-    folder = out / "data" / f"{name}-{digest([wanted.model_dump(), files_version('data/phantom*.py')])[:8]}"
-    if not (folder / "manifest.csv").exists():
-        half = writable_folder(folder.with_name(f".{folder.name}-{os.getpid()}"))
-        kind = wanted.model_dump(exclude={"images"})
-        with naming(folder):
-            write_phantom(half, train=wanted.images, **kind)
+def _draw_phantom(name: str, wanted: PhantomSet, parent: Path) -> Path:
+    """Draw the set once. It gets its final name when it is complete."""
+    folder = parent / f"{name}-{digest([wanted.model_dump(), hash_files(imported_files([write_phantom.__module__]))])[:8]}"
+    if not folder.exists():
+        with locked(create_output_folder(parent), wait=True), writing(folder):  # a dry run may draw it at the same time
+            unfinished = parent / f".{folder.name}"
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
             if not folder.exists():
-                half.rename(folder)
-        shutil.rmtree(half, ignore_errors=True)  # another process was faster
+                write_phantom(unfinished, train=wanted.images, **wanted.model_dump(exclude={"images"}))
+                unfinished.rename(folder)
     return folder / "manifest.csv"
 
 
@@ -126,20 +127,20 @@ def _spec(suite: Suite, entry: Entry, train: Data, test: Data, out: Path) -> Spe
     code = code_version(entry.method)
     dump = config.model_dump(mode="json")
     if dump["train"]["cache"] == "auto" and not os.environ.get(VARIABLE):
-        dump["train"]["cache"] = str(out.absolute() / "stages" / everything())  # stages do not know the code they are of
+        dump["train"]["cache"] = str(out.absolute() / "stages" / all_methods_version())  # the cache does not check the code
     return Spec(
         suite=suite.name, row=entry.row, method=entry.method, group=entry.group, dataset=entry.dataset,
         trained_on=entry.trained_on, seed=entry.seed, setting=entry.setting, config=dump, predict=predict,
-        normative=suite.normative, data=f"{train.learned}-{test.tested}", code=code,
-        model=digest([deciding(dump), train.learned, code])[:16],
+        normative=suite.normative, data=f"{train.train_hash}-{test.test_hash}", code=code,
+        model=digest([deciding_config(dump), train.train_hash, code])[:16],
         train_path=str(train.path.absolute()), test_path=str(test.path.absolute()),
     )  # fmt: skip
 
 
 def _configs(entry: Entry, train: Data) -> tuple[Config, dict[str, Any]]:
-    """The training config, and what differs from it when predicting."""
+    """Return the training config, and the settings that differ from it during prediction."""
     try:
-        methods.get(entry.method)  # a suite is a file: it may not run others' code by naming it
+        methods.get(entry.method)  # refuses a method of somebody else that the user does not trust: a suite is only a file
         layers = [*entry.layers, {"seed": entry.seed}]
         config = resolve(entry.method, entry.profile, layers)
         if entry.updates:
@@ -151,13 +152,13 @@ def _configs(entry: Entry, train: Data) -> tuple[Config, dict[str, Any]]:
     except UserError as err:
         raise UserError(f"row '{entry.row}': {err}") from None
     changed = dict(_changes(config.model_dump(mode="json"), predicting.model_dump(mode="json")))
-    return config, {name: changed[name] for name in PREDICT if name in changed}
+    return config, {name: changed[name] for name in PREDICT_TABLES if name in changed}
 
 
 def _epochs(updates: Mapping[str, int], config: Config, train: Data) -> dict[str, int]:
     """As many epochs as give at least these updates."""
-    kept, _ = train.split(config)
-    per_epoch = -(-len(kept) // min(config.train.batch, len(kept)))
+    images = train.training_images(config)
+    per_epoch = -(-images // min(config.train.batch, images))
     return {name: -(-count // per_epoch) for name, count in updates.items()}
 
 

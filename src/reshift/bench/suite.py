@@ -1,4 +1,4 @@
-"""A suite: which methods, data sets and seeds, as TOML, and the list of cells that it stands for."""
+"""Read a suite: a TOML file of methods, data sets and seeds, and the list of cells that follows from it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -7,18 +7,18 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from reshift.bench.cells import slug
+from reshift.bench.cells import cell_name, slug
 from reshift.config import Frozen, merge, nearest, parse, read_toml
 from reshift.errors import UserError
 from reshift.methods import METHODS, label
 
 Group = Literal["baseline", "ours", "ablation", "sensitivity"]
 OURS = ("dmd", "reshift")
-PREDICT = ("model", "calibrate")  # tables that may differ between training and prediction
+PREDICT_TABLES = ("model", "calibrate")  # tables of the config that may differ between training and prediction
 
 
 class PhantomSet(Frozen):
-    """A drawn data set, which needs no download."""
+    """A data set that is drawn, so that it needs no download."""
 
     kind: Literal["brain", "ultrasound", "chest"] = "brain"
     images: int = Field(96, ge=8, description="normal training images")
@@ -30,7 +30,7 @@ class PhantomSet(Frozen):
 
 
 class DataSet(Frozen):
-    """Where images come from, and whether a model is trained on them or taken from another set."""
+    """Where the images are, and on which data set the models are trained: on this one or on another."""
 
     manifest: str | None = None
     phantom: PhantomSet | None = None
@@ -38,7 +38,7 @@ class DataSet(Frozen):
 
 
 class Row(Frozen):
-    """A row of the tables."""
+    """One row of the tables: a method with its settings."""
 
     method: str
     label: str = ""
@@ -52,7 +52,7 @@ class Row(Frozen):
 
 
 class Sweep(Row):
-    """A row per value of one setting."""
+    """One row per value of one setting."""
 
     setting: str
     values: list[float | int | bool | str] = Field(min_length=1)
@@ -71,7 +71,7 @@ class _File(Frozen):
 
 
 class Entry(NamedTuple):
-    """One cell as the suite has it, before any data is looked at."""
+    """One cell as the suite describes it, before any data is read."""
 
     row: str
     method: str
@@ -88,11 +88,11 @@ class Entry(NamedTuple):
     @property
     def name(self) -> str:
         """The name of its cell."""
-        return f"{self.dataset}-{slug(self.row)}-{self.seed}"
+        return cell_name(self.dataset, self.row, self.seed)
 
 
 class Suite(NamedTuple):
-    """A checked suite."""
+    """A suite that has been checked."""
 
     name: str
     normative: bool
@@ -101,13 +101,13 @@ class Suite(NamedTuple):
 
 
 def load_suite(path: Path) -> Suite:
-    """Read and check a suite; a mistake is one line that names the file, and the nearest right name."""
+    """Read and check a suite. A mistake is one line that names the file and the nearest known name."""
     try:
         file = parse(_File, read_toml(path))
         datasets = {name: _dataset(name, table, file.datasets) for name, table in file.datasets.items()}
-        rows = [_row(Row, table, f"row {i}", file) for i, table in enumerate(file.rows, start=1)]
-        sweeps = [_row(Sweep, table, f"sweep {i}", file) for i, table in enumerate(file.sweeps, start=1)]
-        entries = tuple(_entries(file, [*rows, *(row for sweep in sweeps for row in _unrolled(sweep))], datasets))
+        given = [_row(Row, table, f"row {i}", file) for i, table in enumerate(file.rows, start=1)]
+        given += [_row(Sweep, table, f"sweep {i}", file) for i, table in enumerate(file.sweeps, start=1)]
+        entries = tuple(_entries(file, [row for some in given for row in _table_rows(some)], datasets))
         if not entries:
             raise UserError("has no rows; give it [[rows]] with a method each")
         return Suite(file.name, file.normative, datasets, entries)
@@ -115,7 +115,7 @@ def load_suite(path: Path) -> Suite:
         raise UserError(str(err) if str(err).startswith(f"{path}:") else f"{path}: {err}") from None
 
 
-class _Line(NamedTuple):
+class _TableRow(NamedTuple):
     row: Row
     label: str
     predict: dict[str, Any]
@@ -126,7 +126,7 @@ class _Line(NamedTuple):
 def _dataset(name: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> DataSet:
     found = parse(DataSet, table, f"datasets.{name}")
     if slug(name) != name:
-        raise UserError(f"data set '{name}': use small letters, digits, dots, dashes and underscores in its name")
+        raise UserError(f"data set '{name}': use lower-case letters, digits, dots, dashes and underscores in its name")
     if (found.manifest is None) == (found.phantom is None):
         raise UserError(f"data set '{name}' needs a manifest or a phantom, and not both")
     if found.trained_on is not None and found.trained_on not in known:
@@ -136,7 +136,7 @@ def _dataset(name: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> D
     return found
 
 
-def _row(cls: type[Row], table: Mapping[str, Any], where: str, file: _File) -> Any:
+def _row(cls: type[Row], table: Mapping[str, Any], where: str, file: _File) -> Row:
     row = parse(cls, table, where)
     if row.method not in METHODS and ":" not in row.method:
         raise UserError(f"{where}: unknown method '{row.method}'{nearest(row.method, METHODS)}")
@@ -144,41 +144,43 @@ def _row(cls: type[Row], table: Mapping[str, Any], where: str, file: _File) -> A
         if name not in file.datasets:
             raise UserError(f"{where}: unknown data set '{name}'{nearest(name, file.datasets)}")
     for table_name in row.predict:
-        if table_name not in PREDICT:
-            raise UserError(f"{where}: predict may have the tables {' and '.join(PREDICT)}, not '{table_name}'")
+        if table_name not in PREDICT_TABLES:
+            raise UserError(f"{where}: predict may have the tables {' and '.join(PREDICT_TABLES)}, not '{table_name}'")
     seeds = row.seeds if row.seeds is not None else file.seeds
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UserError(f"{where}: seeds {seeds}: give each once, and none below 0")
     return row
 
 
-def _unrolled(sweep: Sweep) -> Iterator[_Line]:
-    """A row per value, named by it."""
-    leaf, base = sweep.setting.rpartition(".")[2], sweep.label or label(sweep.method)
-    if "." not in sweep.setting:
-        raise UserError(f"sweep of '{sweep.setting}': write the setting with its table, e.g. model.{sweep.setting}")
-    if sweep.inference and sweep.setting.partition(".")[0] not in PREDICT:
-        raise UserError(f"sweep of {sweep.setting}: only settings of {' and '.join(PREDICT)} can differ at inference alone")
-    for value in sweep.values:
+def _table_rows(row: Row) -> Iterator[_TableRow]:
+    """One row of the tables, or one per value of a sweep, with the value in its label."""
+    base = row.label or label(row.method)
+    if not isinstance(row, Sweep):
+        yield _TableRow(row, base, row.predict, {}, None)
+        return
+    table, _, leaf = row.setting.rpartition(".")
+    if not table:
+        raise UserError(f"sweep of '{row.setting}': write the setting with its table, e.g. model.{row.setting}")
+    if row.inference and row.setting.partition(".")[0] not in PREDICT_TABLES:
+        raise UserError(f"sweep of {row.setting}: only settings of {' and '.join(PREDICT_TABLES)} can differ at inference alone")
+    for value in row.values:
         layer: Any = value
-        for part in reversed(sweep.setting.split(".")):
+        for part in reversed(row.setting.split(".")):
             layer = {part: layer}
-        predict = merge(sweep.predict, layer) if sweep.inference else sweep.predict
-        setting = {"name": sweep.setting, "value": value}
-        yield _Line(sweep, f"{base} {leaf}={value}", predict, {} if sweep.inference else layer, setting)
+        predict = merge(row.predict, layer) if row.inference else row.predict
+        setting = {"name": row.setting, "value": value}
+        yield _TableRow(row, f"{base} {leaf}={value}", predict, {} if row.inference else layer, setting)
 
 
-def _entries(file: _File, given: list[Row | _Line], datasets: Mapping[str, DataSet]) -> Iterator[Entry]:
-    lines = [g if isinstance(g, _Line) else _Line(g, g.label or label(g.method), g.predict, {}, None) for g in given]
-    repeated, times = Counter(slug(line.label) for line in lines).most_common(1)[0] if lines else ("", 0)
+def _entries(file: _File, rows: list[_TableRow], datasets: Mapping[str, DataSet]) -> Iterator[Entry]:
+    repeated, times = Counter(slug(row.label) for row in rows).most_common(1)[0] if rows else ("", 0)
     if times > 1:
         raise UserError(f"{times} rows are called '{repeated}'; give each a label of its own")
-    for line in lines:
-        row = line.row
-        group = row.group or ("sensitivity" if line.setting else "ours" if row.method in OURS else "baseline")
-        for name in row.datasets or datasets:
-            for seed in row.seeds if row.seeds is not None else file.seeds:
+    for given, text, predict, change, setting in rows:
+        group = given.group or ("sensitivity" if setting else "ours" if given.method in OURS else "baseline")
+        for name in given.datasets or datasets:
+            for seed in given.seeds if given.seeds is not None else file.seeds:
                 yield Entry(
-                    line.label, row.method, group, row.profile or file.profile, row.updates, (file.set, row.set, line.change),
-                    line.predict, line.setting, name, datasets[name].trained_on or name, seed,
+                    text, given.method, group, given.profile or file.profile, given.updates, (file.set, given.set, change),
+                    predict, setting, name, datasets[name].trained_on or name, seed,
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Scalars of finished cells for TensorBoard (extra: log) and MLflow (extra: mlflow); both are imported only when asked for."""
+"""Send the metrics of finished cells to TensorBoard (extra: log) or MLflow (extra: mlflow)."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from reshift.errors import UserError, reason
 Cell = Mapping[str, Any]
 Tracker = Literal["tensorboard", "mlflow"]
 LEVELS = ("image", "pixel", "normative")
-TAG = "reshift.key"  # of an MLflow run: its cell's key, so that a second benchmark run adds nothing twice
+TAG = "reshift.key"  # of an MLflow run: the key of its cell, so that no cell is added twice
 
 
 def scalars(cell: Cell) -> dict[str, float]:
@@ -41,7 +41,7 @@ def tracking(kinds: Sequence[Tracker], out: Path) -> Iterator[Callable[[Cell], N
             for write in list(writers) if scalars(cell) else ():
                 try:
                     write(cell)
-                except Exception as err:  # a server that went away must not cost a benchmark
+                except Exception as err:  # the benchmark goes on if a server stops answering
                     print(f"warning: tracking stopped: {reason(err).splitlines()[0]}", file=sys.stderr, flush=True)
                     writers.remove(write)
 
@@ -50,7 +50,7 @@ def tracking(kinds: Sequence[Tracker], out: Path) -> Iterator[Callable[[Cell], N
 
 @contextmanager
 def _tensorboard(out: Path) -> Iterator[Callable[[Cell], None]]:
-    """One curve per row and dataset, its steps the seeds, under ``out/tensorboard``."""
+    """Write one curve over seeds per row and data set, in ``out/tensorboard``."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -67,7 +67,7 @@ def _tensorboard(out: Path) -> Iterator[Callable[[Cell], None]]:
 
 @contextmanager
 def _mlflow(out: Path) -> Iterator[Callable[[Cell], None]]:
-    """One MLflow run per cell, an experiment per suite, in ``out/mlflow.db`` unless MLFLOW_TRACKING_URI names another place."""
+    """Write one MLflow run per cell and one experiment per suite, to MLFLOW_TRACKING_URI or ``out/mlflow.db``."""
     try:
         found: Any = import_module("mlflow.tracking")
     except ImportError:
@@ -98,7 +98,7 @@ def _mlflow(out: Path) -> Iterator[Callable[[Cell], None]]:
 
 
 def _parameters(cell: Cell) -> dict[str, str]:
-    """What the cell ran, as text."""
+    """What was run, as text."""
     found = {name: str(cell[name]) for name in ("row", "method", "group", "dataset", "trained_on", "seed") if name in cell}
     setting = cell.get("setting")
     return found | ({str(setting["name"]): str(setting["value"])} if setting else {})

@@ -1,10 +1,12 @@
-"""Which program made a result: a hash of the code that can change it, comments and docstrings aside.
+"""Which code made a result: a hash of the source files that a cell runs, without comments and docstrings.
 
-A method's own files count for that method alone, so that work on one leaves the results of the others valid.
+The files are found by following imports from the module that computes cells and from the method's own module. A change to one
+method therefore leaves the results of the others valid.
 """
 
 import ast
 import hashlib
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,38 +14,30 @@ from pathlib import Path
 from reshift.methods import METHODS
 
 PACKAGE = Path(__file__).parent.parent
-ROOMS = ("data", "evaluation/metrics")  # every file counts
-MODULES = (
-    "config", "bench.work", "evaluation.evaluate", "evaluation.normative", "inference.acquisition", "inference.bundle",
-    "inference.calibration", "inference.model", "methods.detector", "nets.features", "nets.lpips", "nets.norm", "system.device",
-    "training.loop", "training.run", "training.step",
+START = "reshift.bench.compute"
+# What schedules, writes or shows results does not change them. Everything else that is imported counts.
+IGNORED = (
+    "reshift.bench.", "reshift.reports.", "reshift.cli.", "reshift.errors.", "reshift.system.cache.", "reshift.system.cores.",
+    "reshift.system.files.", "reshift.system.lock.", "reshift.system.progress.", "reshift.system.workers.",
 )  # fmt: skip
-FOLLOWED = (
-    "reshift.methods.",
-    "reshift.nets.",
-    "reshift.core.",
-    "reshift.kernels.",
-)  # imports that a method's code is looked up by
 
 
 @cache
 def code_version(method: str) -> str:
     """The hash for results of ``method``."""
-    return _hash(_shared() | _own(method))
+    location = f"reshift.methods.{METHODS[method].location}" if method in METHODS else method
+    kernels = (PACKAGE / "kernels").glob("*.py")  # they are imported by name, so no import statement leads to them
+    return hash_files({*imported_files([START, location.partition(":")[0]]), *kernels})
 
 
 @cache
-def everything() -> str:
-    """The hash over all methods: what stages that several of them share are kept under."""
+def all_methods_version() -> str:
+    """The hash over all methods, under which trained stages that several of them share are cached."""
     return hashlib.sha256("".join(code_version(name) for name in METHODS).encode()).hexdigest()[:16]
 
 
-def files_version(pattern: str) -> str:
-    """The hash of some files of the package."""
-    return _hash(set(PACKAGE.glob(pattern)))
-
-
-def _hash(paths: set[Path]) -> str:
+def hash_files(paths: Iterable[Path]) -> str:
+    """Hash the names and the code of source files."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         name = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
@@ -51,8 +45,43 @@ def _hash(paths: set[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def code_of(text: str) -> str:
-    """The program without docstrings, blank lines and lines of comment; not by ``ast.dump``, which differs between Pythons."""
+def imported_files(modules: Sequence[str]) -> set[Path]:
+    """The files of ``modules`` and of all modules of this package that they import, directly or not, apart from IGNORED."""
+    found, waiting = dict[str, Path | None](), list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            path = found[name] = _path(name)
+            waiting += [other for other in (_imports(path) if path else ()) if _is_ours(other)]
+    return {path for name, path in found.items() if path and (name in modules or not f"{name}.".startswith(IGNORED))}
+
+
+def _is_ours(module: str) -> bool:
+    """Whether a module belongs to this package. The list of methods is left out, since a new method changes no other one."""
+    return module.startswith("reshift.") and module != "reshift.methods"
+
+
+def _path(module: str) -> Path | None:
+    if module.startswith("reshift."):
+        place = PACKAGE.joinpath(*module.split(".")[1:])
+        return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+    spec = find_spec(module)
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+@cache
+def _imports(path: Path) -> set[str]:
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}  # a name may be a module, too
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def strip_code(text: str) -> str:
+    """Remove docstrings, blank lines and comment lines. ``ast.dump`` would differ between versions of Python."""
     dropped = set[int]()
     for node in ast.walk(ast.parse(text)):
         first = node.body[0] if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body else None
@@ -64,43 +93,4 @@ def code_of(text: str) -> str:
 
 @cache
 def _code(path: Path) -> str:
-    return code_of(path.read_text(encoding="utf-8"))
-
-
-@cache
-def _shared() -> set[Path]:
-    files = {path for room in ROOMS for path in (PACKAGE / room).glob("*.py")}
-    return files.union(*(_closure(f"reshift.{name}") for name in MODULES))
-
-
-def _own(method: str) -> set[Path]:
-    location = f"reshift.methods.{METHODS[method].location}" if method in METHODS else method
-    return _closure(location.partition(":")[0])
-
-
-def _closure(module: str) -> set[Path]:
-    """The module's file and, through its imports, the networks, equations and parts of methods behind it."""
-    found, waiting = dict[str, Path](), [module]
-    while waiting:
-        name = waiting.pop()
-        path = _path(name)
-        if name in found or path is None:
-            continue
-        found[name] = path
-        waiting += [other for other in _imported(path) if other.startswith(FOLLOWED)]
-    return set(found.values())
-
-
-def _path(module: str) -> Path | None:
-    if module.startswith("reshift."):
-        path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
-        return path if path.is_file() else None
-    spec = find_spec(module)
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
-
-
-@cache
-def _imported(path: Path) -> set[str]:
-    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
-    inner = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}  # a name may be a module, too
-    return inner | {str(node.module) for node in nodes}
+    return strip_code(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Watch a benchmark: a live panel on a terminal, plain lines in a log. Whatever goes wrong here, the run goes on."""
+"""Show a running benchmark: a live panel on a terminal, plain lines in a log. An error here never stops the run."""
 
 import re
 import sys
@@ -9,18 +9,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reshift.bench.events import Event
+from reshift.bench.cells import Event
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 NUMBER = re.compile(r"([A-Za-z_]+)\s+(\d+(?:\.\d+)?)")
-SHOWN = 8  # running cells, and the last failures, that the panel has room for
+MAX_SHOWN = 8  # running cells, and failures, in the panel
 
 
 @dataclass
 class State:
-    """What has happened so far, and what follows from it."""
+    """The events so far: counts, times, errors and the best results."""
 
     total: int
     datasets: Sequence[str] = ()
@@ -31,7 +31,7 @@ class State:
     errors: list[str] = field(default_factory=list)
     best: dict[str, tuple[float, str]] = field(default_factory=dict)  # dataset → its best cell
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Count one event."""
         if event.kind == "started":
             self.running[event.cell] = self.clock()
@@ -39,44 +39,44 @@ class State:
         self.running.pop(event.cell, None)
         self.ended[event.kind] += 1
         if event.kind == "failed":
-            self.errors.append(f"{event.cell}: {event.figure}")
+            self.errors.append(f"{event.cell}: {event.detail}")
             return
         if event.kind == "done":
             self.seconds.append(event.seconds)
-        found = NUMBER.search(event.figure)
+        found = NUMBER.search(event.detail)
         name = self.dataset(event.cell)
         if found and float(found[2]) > self.best.get(name, (-1.0, ""))[0]:
-            self.best[name] = (float(found[2]), f"{event.cell}: {event.figure}")
+            self.best[name] = (float(found[2]), f"{event.cell}: {event.detail}")
 
     def dataset(self, cell: str) -> str:
-        """The dataset that a cell's name begins with; names may contain dashes, so that the known ones go first."""
+        """The data set at the start of a cell's name; names may contain dashes, so the known names are tried first."""
         known = [name for name in self.datasets if cell == name or cell.startswith(f"{name}-")]
         return max(known, key=len, default=cell.partition("-")[0])
 
     @property
     def finished(self) -> int:
-        """Cells that need no more work."""
+        """Number of cells that need no more work."""
         return sum(self.ended.values())
 
     def eta(self) -> float | None:
-        """Seconds left: the mean of finished cells for each one left, shared by those that run at once."""
+        """Seconds left: the mean time of finished cells for each cell left, divided by the number that run at once."""
         if not self.seconds:
             return None
         mean, now = sum(self.seconds) / len(self.seconds), self.clock()
-        waiting = max(0, self.total - self.finished - len(self.running))
+        queued = max(0, self.total - self.finished - len(self.running))
         begun = sum(max(0.0, mean - (now - since)) for since in self.running.values())
-        return (waiting * mean + begun) / max(1, len(self.running))
+        return (queued * mean + begun) / max(1, len(self.running))
 
     def line(self) -> str:
         """All counts in one line."""
         counts = ", ".join(f"{n} {kind}" for kind, n in (*self.ended.items(), ("running", len(self.running))) if n)
         left = self.eta()
-        ahead = f", about {span(left)} left" if left is not None and self.finished < self.total else ""
+        ahead = f", about {duration(left)} left" if left is not None and self.finished < self.total else ""
         return f"{self.finished}/{self.total} cells: {counts or 'none yet'}{ahead}"
 
 
-def span(seconds: float) -> str:
-    """A duration for people: 40 s, 12 min, 3.5 h."""
+def duration(seconds: float) -> str:
+    """A duration as short text: 40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -84,13 +84,13 @@ def span(seconds: float) -> str:
 
 @contextmanager
 def live(total: int, datasets: Sequence[str] = ()) -> Iterator[Callable[[Event], None]]:
-    """``with live(120) as report: report(Event("done", …))``. Everything goes to stderr; reports may come from any thread."""
+    """``with live(120) as report: report(Event("done", …))``. It writes to stderr; any thread may report."""
     state, lock = State(total, datasets), threading.Lock()
     panel = _panel(state, lock) if sys.stderr.isatty() else None
 
     def report(event: Event) -> None:
-        with lock, suppress(Exception):  # a closed pipe or a strange event must not cost a benchmark
-            state.take(event)
+        with lock, suppress(Exception):  # a closed pipe or an unknown event must not stop a benchmark
+            state.add(event)
             if panel is None:  # a panel redraws itself
                 _print(state, event)
 
@@ -107,10 +107,10 @@ def live(total: int, datasets: Sequence[str] = ()) -> Iterator[Callable[[Event],
 
 def _print(state: State, event: Event) -> None:
     if event.kind == "cached":
-        return  # a resumed benchmark would print hundreds; the last line counts them
-    took = f" in {span(event.seconds)}" if event.kind != "started" else ""
-    said = f": {event.figure}" if event.figure else ""
-    print(f"{event.kind} {event.cell}{took}{said} [{state.line()}]", file=sys.stderr, flush=True)
+        return  # a resumed benchmark has hundreds of them; the last line has their number
+    took = f" in {duration(event.seconds)}" if event.kind != "started" else ""
+    detail = f": {event.detail}" if event.detail else ""
+    print(f"{event.kind} {event.cell}{took}{detail} [{state.line()}]", file=sys.stderr, flush=True)
 
 
 def _panel(state: State, lock: threading.Lock) -> Any:
@@ -119,37 +119,37 @@ def _panel(state: State, lock: threading.Lock) -> Any:
         from rich.console import Console
         from rich.live import Live
 
-        class Lasting(Console):
-            """A console that falls silent when its terminal goes away; rich's own would end the process."""
+        class SilentConsole(Console):
+            """A console that stops writing when its terminal is closed; rich's own would end the process."""
 
             def on_broken_pipe(self) -> None:
                 """Stop writing."""
                 self.quiet = True
 
-        def look() -> "RenderableType":
+        def draw() -> "RenderableType":
             with lock:
-                return drawn(state)
+                return panel_content(state)
 
         options: dict[str, Any] = {"refresh_per_second": 2, "transient": True, "redirect_stdout": False}  # stdout has the results
-        panel = Live(get_renderable=look, console=Lasting(stderr=True), **options)
+        panel = Live(get_renderable=draw, console=SilentConsole(stderr=True), **options)
         panel.start()
     except Exception:
         return None
     return panel
 
 
-def drawn(state: State) -> "RenderableType":
-    """The panel: a bar, what runs, the best of each dataset, what failed."""
+def panel_content(state: State) -> "RenderableType":
+    """The panel: a bar, running cells, the best result of each data set, failures."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
-    bar = Padding(ProgressBar(state.total, state.finished), 0)  # alone, a bar does not end its line
+    bar = Padding(ProgressBar(state.total, state.finished), 0)  # a bar alone does not end its line
     parts: list[RenderableType] = [Text(state.line(), style="bold"), bar]
     now = state.clock()
-    for cell, since in list(state.running.items())[:SHOWN]:
-        parts.append(Text(f"  running {cell}, {span(now - since)}"))
+    for cell, since in list(state.running.items())[:MAX_SHOWN]:
+        parts.append(Text(f"  running {cell}, {duration(now - since)}"))
     parts += [Text(f"  best so far on {name}: {text}") for name, (_, text) in sorted(state.best.items())]
-    parts += [Text(f"  failed {error}", style="red", overflow="ellipsis", no_wrap=True) for error in state.errors[-SHOWN:]]
+    parts += [Text(f"  failed {error}", style="red", overflow="ellipsis", no_wrap=True) for error in state.errors[-MAX_SHOWN:]]
     return Group(*parts)

@@ -1,35 +1,62 @@
-"""Commands about data: ``prepare``, ``datasets`` and ``check``. Like ``cli``, it imports what a command needs when it runs."""
+"""Commands about data: ``check``, ``prepare`` and ``datasets``."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reshift.cli.shared import FAILED_CASES, AsJson, unpack, warn
 from reshift.datasets import DATASETS
 from reshift.errors import UserError
 
-FAILED_CASES = 3
-SHOWN = 5  # lines about skipped cases; dataset.json has them all
+if TYPE_CHECKING:
+    from reshift.datasets.build import Summary
+
+MAX_SHOWN = 5  # lines about skipped cases; dataset.json has them all
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command()(prepare)
-    app.command()(datasets)
-    app.command()(check)
+def check(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="folder, zip of a folder, manifest.csv or data.json")],
+    out: Annotated[Path | None, typer.Option("--out", help="folder for check.html (contact sheet) and check.json")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every image before training: damaged files, leaks, duplicates, burned-in text, unusual images."""
+    from reshift.reports.check import check as run
+    from reshift.reports.check_page import page, summary, text
+    from reshift.system.files import atomic_json, atomic_text, create_output_folder
+
+    if out is not None:
+        create_output_folder(out)
+    health = run(unpack(data), name=str(data))
+    if out is not None:
+        atomic_text(out / "check.html", page(health))
+        atomic_json(out / "check.json", summary(health))
+    typer.echo(json.dumps(summary(health), indent=1) if as_json else text(health))
+    if out is not None and not as_json:
+        typer.echo(f"contact sheet: {out / 'check.html'}")
+    if not health.healthy:
+        raise typer.Exit(FAILED_CASES)
 
 
 def prepare(
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="see 'reshift datasets'")],
-    source: Annotated[Path, typer.Option("--source", help="folder that the dataset was unpacked into")],
-    out: Annotated[Path, typer.Option("--out", help="output folder; a re-run continues there")],
-    seed: Annotated[int, typer.Option(min=0, help="decides the splits")] = 0,
-    size: Annotated[int, typer.Option(min=32, max=1024, help="side of the pictures in pixels")] = 128,
-    protocol: Annotated[str | None, typer.Option(help="which slices and splits; see docs/datasets.md")] = None,
-    fit: Annotated[str, typer.Option(help="pictures that are not square: crop (the paper) or pad; volumes are padded")] = "crop",
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="a name of 'reshift datasets'")],
+    source: Annotated[Path, typer.Option("--source", help="folder with the unpacked download")],
+    out: Annotated[Path, typer.Option("--out", help="output folder; a second run continues there")],
+    seed: Annotated[int, typer.Option(min=0, help="seed of the random splits")] = 0,
+    size: Annotated[int, typer.Option(min=32, max=1024, help="side of the images in pixels")] = 128,
+    protocol: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="which slices and splits; see docs/datasets.md; default: the data set's first"),
+    ] = None,
+    fit: Annotated[
+        str, typer.Option(metavar="crop|pad", help="how images that are not square become square; slices are always padded")
+    ] = "crop",
 ) -> None:
-    """A public dataset as downloaded → images, masks, manifest.csv and dataset.json, by the rules in docs/datasets.md."""
+    """Convert a public data set as downloaded to images, masks, manifest.csv and dataset.json.
+
+    docs/datasets.md has the rules of each data set.
+    """
     from reshift.datasets import get
 
     plan = get(dataset)
@@ -38,26 +65,29 @@ def prepare(
     for value, choices, name in ((protocol, known, "--protocol"), (fit, ("crop", "pad"), "--fit")):
         if value not in choices:
             raise UserError(f"{name} {value}: choose {' or '.join(choices)}")
-    from reshift.datasets.build import Settings, build
+    from reshift.datasets.build import build
+    from reshift.datasets.plan import Settings
 
-    summary = build(plan, source, out, Settings(dataset, seed, size, protocol, fit))
+    _print_summary(build(plan, source, out, Settings(dataset, seed, size, protocol, fit)))
+
+
+def _print_summary(summary: "Summary") -> None:
     typer.echo(f"layout: {summary.layout}")
     for split, n in summary.counts.items():
         typer.echo(f"{split}: {n['normal']} normal, {n['abnormal']} abnormal, {n['subjects']} subjects")
     for why, count in summary.left_out.items():
         typer.echo(f"left out by rule: {count} × {why}")
     typer.echo(f"manifest: {summary.manifest}")
-    for line in summary.notes:
-        typer.echo(f"warning: {line}", err=True)
+    warn(summary.notes)
     if summary.skipped:
-        for line in summary.skipped[:SHOWN]:
+        for line in summary.skipped[:MAX_SHOWN]:
             typer.echo(f"skipped: {line}", err=True)
-        typer.echo(f"warning: {len(summary.skipped)} cases could not be used; dataset.json lists them", err=True)
+        warn([f"{len(summary.skipped)} cases could not be used; dataset.json lists them"])
         raise typer.Exit(FAILED_CASES)
 
 
-def datasets(as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False) -> None:
-    """List the public datasets that 'prepare' knows: what, where from, by whom, licence, size."""
+def datasets(as_json: AsJson = False) -> None:
+    """List the public data sets that 'prepare' knows, with their source, publisher, licence and size."""
     if as_json:
         entries = {name: {k: v for k, v in e._asdict().items() if k != "location"} for name, e in DATASETS.items()}
         typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
@@ -66,28 +96,3 @@ def datasets(as_json: Annotated[bool, typer.Option("--json", help="machine-reada
         typer.echo(f"{name:11} {entry.title}: {entry.what}")
         for label, text in (("from", entry.download), ("by", entry.publisher), ("licence", entry.licence), ("size", entry.size)):
             typer.echo(f"{'':11} {label + ':':9} {text}")
-
-
-def check(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="folder, zipped folder, manifest.csv or data.json")],
-    out: Annotated[Path | None, typer.Option("--out", help="folder for check.html (contact sheet) and check.json")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
-) -> None:
-    """Look at every image before training: what there is, what is wrong with it, what is worth a look."""
-    from reshift.data.archive import opened
-    from reshift.reports.check import check as look
-    from reshift.reports.check_page import page, summary, text
-    from reshift.system.files import atomic_json, atomic_text, writable_folder
-
-    if out is not None:
-        writable_folder(out)
-    with opened(data) as folder:
-        health = look(folder, name=str(data))
-        if out is not None:
-            atomic_text(out / "check.html", page(health))
-            atomic_json(out / "check.json", summary(health))
-    typer.echo(json.dumps(summary(health), indent=1) if as_json else text(health))
-    if out is not None and not as_json:
-        typer.echo(f"contact sheet: {out / 'check.html'}")
-    if not health.healthy:
-        raise typer.Exit(FAILED_CASES)

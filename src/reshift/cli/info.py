@@ -1,27 +1,16 @@
-"""Commands that only tell: ``info`` and ``methods``. Like ``cli``, it imports what a command needs when it runs."""
+"""``reshift info`` and ``reshift methods``."""
 
 import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from reshift.cli.shared import AsJson, BundlePath
 from reshift.system.imports import heavy_imports
 
-BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, e.g. RUN/bundle")]
-AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command()(info)
-    app.command()(methods)
-
-
-def info(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, e.g. RUN/bundle")], as_json: AsJson = False
-) -> None:
-    """Say what a bundle is: method, training data, thresholds, settings."""
+def info(bundle: BundlePath, as_json: AsJson = False) -> None:
+    """Describe a bundle: method, training data, thresholds, settings."""
     with heavy_imports():
         from reshift.inference.bundle import load_bundle
 
@@ -54,7 +43,7 @@ def methods(as_json: AsJson = False) -> None:
 
 
 def _acquisition(known: Any) -> str:
-    """What a bundle compares new images with its training images by."""
+    """How a bundle compares new images with its training images."""
     if known is None:
         return "not checked: too few training images"
     if known.features is None:

@@ -17,16 +17,16 @@ def square_start(u: Tensor, side: Tensor, length: int) -> Tensor:
 
 def square_mask(side: Tensor, a: Tensor, b: Tensor, h: int, w: int) -> Tensor:
     """Eq. A1, third line: M[i, j] = 1 where a ≤ i < a + ℓ and b ≤ j < b + ℓ. Returns ``(B, 1, h, w)`` of 0. and 1."""
-    start, i = torch.stack([a, b], dim=1)[:, :, None], torch.arange(max(h, w), device=side.device)
-    inside = (start <= i) & (i < start + side.view(-1, 1, 1))  # (B, 2, …): both axes at once, for the fewer kernels
-    return (inside[:, 0, :h, None] & inside[:, 1, None, :w]).unsqueeze(1).float()
+    i, j = torch.arange(h, device=side.device), torch.arange(w, device=side.device)
+    rows = (a[:, None] <= i) & (i < (a + side)[:, None])  # (B, h)
+    columns = (b[:, None] <= j) & (j < (b + side)[:, None])  # (B, w)
+    return (rows[:, None, :, None] & columns[:, None, None, :]).float()
 
 
 def random_square(u: Tensor, rho_min: float, rho_max: float, n: int) -> Tensor:
     """Eq. A1 on an n×n grid, from ``u (B, 3)`` ~ U[0, 1): the area's share, uniform from ρ_min to ρ_max, and both starts."""
     side = square_side(rho_min + (rho_max - rho_min) * u[:, 0], n, n)
-    a, b = square_start(u[:, 1:], side[:, None], n).unbind(1)
-    return square_mask(side, a, b, n, n)
+    return square_mask(side, square_start(u[:, 1], side, n), square_start(u[:, 2], side, n), n, n)
 
 
 def grid_starts(length: int, side: int, stride: int) -> list[int]:
@@ -40,12 +40,8 @@ def grid_starts(length: int, side: int, stride: int) -> list[int]:
     return [*starts, last]
 
 
-def grid_corners(h: int, w: int, side: int, stride: int) -> list[tuple[int, int]]:
-    """Upper left corners of all K_M inference masks, row by row. A 16×16 grid with ℓ_M = 4, s_M = 2 gives 49."""
-    return [(a, b) for a in grid_starts(h, side, stride) for b in grid_starts(w, side, stride)]
-
-
 def grid_masks(h: int, w: int, side: int, stride: int) -> Tensor:
-    """All K_M inference masks, in the order of their corners, as ``(K_M, 1, h, w)``."""
-    a, b = torch.tensor(grid_corners(h, w, side, stride)).unbind(1)
+    """All K_M inference masks, row by row, as ``(K_M, 1, h, w)``. A 16×16 grid with ℓ_M = 4, s_M = 2 gives 49."""
+    rows, columns = torch.tensor(grid_starts(h, side, stride)), torch.tensor(grid_starts(w, side, stride))
+    a, b = torch.cartesian_prod(rows, columns).unbind(1)
     return square_mask(torch.full_like(a, side), a, b, h, w)

@@ -1,4 +1,4 @@
-"""Noise schedules, with the paper's 1-based t: Section 3.3's linear β, α = 1 - β, ᾱ = ∏ α, and the baselines' cosine."""
+"""The noise schedule of Section 3.3, with the paper's 1-based t: β linear, α = 1 - β, ᾱ = ∏ α."""
 
 import torch
 from torch import Tensor
@@ -13,19 +13,6 @@ def linear_alpha_bar(T_d: int = 1000, beta_1: float = 1e-4, beta_T: float = 0.02
     if T_d < 1:
         raise ValueError(f"T_d must be at least 1, got {T_d}")
     beta = torch.linspace(beta_1, beta_T, T_d, dtype=torch.float64)
-    return torch.cat([torch.ones(1, dtype=torch.float64), torch.cumprod(1.0 - beta, dim=0)])
-
-
-def cosine_alpha_bar(T: int = 1000, s: float = 0.008, beta_max: float = 0.999) -> Tensor:
-    """Return :math:`\\bar\\alpha_0 \\ldots \\bar\\alpha_T` of the squared-cosine schedule (Nichol & Dhariwal, 2021) in float64.
-
-    The betas are clipped at ``beta_max``, as there, so the product ends a little above the cosine's own zero.
-    """
-    if T < 1:
-        raise ValueError(f"T must be at least 1, got {T}")
-    angle = (torch.arange(T + 1, dtype=torch.float64) / T + s) / (1.0 + s) * (torch.pi / 2.0)
-    f = angle.cos().square()
-    beta = (1.0 - f[1:] / f[:-1]).clamp(max=beta_max)
     return torch.cat([torch.ones(1, dtype=torch.float64), torch.cumprod(1.0 - beta, dim=0)])
 
 

@@ -1,9 +1,9 @@
-"""A zipped folder where a folder is expected: unpacked to a temporary folder that is gone afterwards.
+"""Accept a zip file where a folder is expected: unpack it to a temporary folder that is removed afterwards.
 
-An archive is somebody else's bytes. Nothing is written before all of its table of contents has been looked at, and nothing
-outside the temporary folder ever. Refused, in one line each: names that lead out of the folder, links, encrypted files,
-archives within archives, repeated names, and more than is sensible: ``MAX_FILES`` files, ``MAX_BYTES`` unpacked, or over
-``MAX_RATIO`` times the size of the archive (up to ``FREE_BYTES`` are taken at any ratio: an empty mask packs to nothing).
+An archive is not trusted. Its whole table of contents is checked before anything is written, and nothing is written outside
+the temporary folder. Refused, in one line each: names that lead out of the folder, links, encrypted files, archives within
+archives, repeated names, more than ``MAX_FILES`` files or ``MAX_BYTES`` unpacked, and more than ``MAX_RATIO`` times the size
+of the archive (below ``FREE_BYTES`` any ratio is allowed: empty masks compress to almost nothing).
 """
 
 import hashlib
@@ -26,44 +26,42 @@ _NOT_DATA = ("__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini")
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Path]:
-    """Yield a folder for a zip file, and anything else as it is; what was unpacked is removed on the way out."""
+def unpacked(path: Path) -> Iterator[Path]:
+    """Yield the unpacked folder of a zip file, removed at the end; any other path is yielded as it is."""
     if not path.is_file() or not _is_archive(path.name):
         yield path
         return
     if path.suffix.lower() != ".zip":
         raise UserError(f"{path}: only .zip archives are opened; unpack this one and give its folder")
-    above = _room(path)
-    folder = above / path.stem  # results are named after it
+    temporary = _temporary_folder(path)
+    folder = temporary / path.stem  # results are named after it
     try:
         folder.mkdir()
         _unpack(path, folder)
         yield _only_child(folder)
     finally:
-        shutil.rmtree(above, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _room(path: Path) -> Path:
-    """A temporary folder, the same for the same archive, so that a run that continues finds its images under their old names."""
+def _temporary_folder(path: Path) -> Path:
+    """A temporary folder, the same for the same archive: a continued run finds its images under the same paths."""
     about = path.stat()
-    digest = hashlib.sha256(
-        f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}".encode("utf-8", "surrogateescape")
-    ).hexdigest()
-    room = Path(tempfile.gettempdir()) / f"reshift-{digest[:16]}"
+    identity = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}".encode("utf-8", "surrogateescape")
+    folder = Path(tempfile.gettempdir()) / f"reshift-{hashlib.sha256(identity).hexdigest()[:16]}"
     try:
-        room.mkdir(mode=0o700)
-    except FileExistsError:  # another run has it open, or left it when it was killed
+        folder.mkdir(mode=0o700)
+    except FileExistsError:  # another run uses it, or was killed and left it
         return Path(tempfile.mkdtemp(prefix="reshift-"))
-    return room
+    return folder
 
 
 def _is_archive(name: str) -> bool:
-    """``.nii.gz`` is an image; other ``.gz`` files are archives or nothing we know."""
+    """``.nii.gz`` is an image; any other ``.gz`` file is an archive or unknown."""
     return name.lower().endswith(ARCHIVES) and not name.lower().endswith(".nii.gz")
 
 
 def _only_child(folder: Path) -> Path:
-    """Most archives hold one folder, and everything in it."""
+    """Most archives hold one folder with everything in it."""
     children = list(folder.iterdir())
     return children[0] if len(children) == 1 and children[0].is_dir() else folder
 
@@ -82,18 +80,18 @@ def _unpack(path: Path, folder: Path) -> None:
     except OSError as err:
         reason = err.strerror or str(err)
         raise UserError(f"{path}: cannot be unpacked to {folder.parent} ({reason}); unpack it and give its folder") from None
-    except Exception as err:  # damaged bytes make the reader raise about anything, and none of it is our mistake
+    except Exception as err:  # the reader can raise anything on damaged bytes
         raise UserError(f"{path}: not a zip file we can read, or damaged ({err}); pack or copy it again") from None
 
 
 def _write(archive: ZipFile, info: ZipInfo, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(info) as source, target.open("xb") as file:  # stops at the size its entry claims, and checks its CRC
+    with archive.open(info) as source, target.open("xb") as file:  # stops at the claimed size, and checks the CRC
         shutil.copyfileobj(source, file, 1 << 20)
 
 
 def _safe_name(path: Path, info: ZipInfo) -> PurePosixPath:
-    """The entry's name, if nothing is wrong with the entry."""
+    """The entry's name; an unsafe entry is refused."""
     name = PurePosixPath(info.filename.replace("\\", "/"))  # some Windows programs write backslashes
     if name.is_absolute() or ".." in name.parts or ":" in (name.parts or ("",))[0]:
         raise UserError(f"{path}: holds '{info.filename}', a name that leads out of the folder; refused, pack it again")
@@ -101,7 +99,7 @@ def _safe_name(path: Path, info: ZipInfo) -> PurePosixPath:
     if kind == stat.S_IFLNK:
         raise UserError(f"{path}: holds the link '{info.filename}'; pack the file it points to instead")
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise UserError(f"{path}: holds '{info.filename}', which is no plain file; pack it again without it")
+        raise UserError(f"{path}: holds '{info.filename}', which is not a regular file; pack it again without it")
     if info.flag_bits & 1:
         raise UserError(f"{path}: '{info.filename}' is encrypted; unpack it yourself and give its folder")
     if not info.is_dir() and _is_archive(name.name):
@@ -119,11 +117,13 @@ def _check_amount(path: Path, files: list[ZipInfo], folder: Path) -> None:
         raise UserError(f"{path}: unpacks to {_giga(total)}, over the limit of {_giga(MAX_BYTES)}; unpack it and give its folder")
     if total > FREE_BYTES and total > MAX_RATIO * packed:
         raise UserError(
-            f"{path}: unpacks to {total / packed:,.0f} times its size, over the limit of {MAX_RATIO}; that is no set of images"
+            f"{path}: unpacks to {total / packed:,.0f} times its size, over the limit of {MAX_RATIO}; that is not a set of images"
         )
     free = shutil.disk_usage(folder).free
     if total > free:
-        raise UserError(f"{path}: unpacks to {_giga(total)}, but {folder.parent} has {_giga(free)} left; set TMPDIR or make room")
+        raise UserError(
+            f"{path}: unpacks to {_giga(total)}, but {folder.parent} has {_giga(free)} free; set TMPDIR to another disk"
+        )
 
 
 def _check_repeats(path: Path, names: list[PurePosixPath]) -> None:

@@ -1,6 +1,6 @@
-"""Read and write NIfTI-1 and NIfTI-2, ``.nii`` and ``.nii.gz``; nibabel interprets the header, nothing trusts it.
+"""Read and write NIfTI-1 and NIfTI-2, ``.nii`` and ``.nii.gz``. nibabel interprets the header; every value is checked.
 
-A ``.nii`` is memory-mapped. A ``.nii.gz`` is unpacked once: into memory, or into an unnamed temporary file when it is large.
+A ``.nii`` is memory-mapped. A ``.nii.gz`` is unpacked once: into memory, or into an unnamed temporary file if it is large.
 """
 
 import gzip
@@ -22,25 +22,25 @@ from reshift.errors import UserError
 
 SUFFIXES = (".nii", ".nii.gz")
 MAX_VOXELS = 2**30  # 1024×1024×1024; more is a mistake or an attack
-IN_MEMORY = 2**29  # bytes of an unpacked file, or of a map, beyond which it goes to disk
-DEFLATE = 1032  # the most that a gzip file can grow by
-HEADERS = {348: 352, 540: 544}  # size of the header (NIfTI-1, NIfTI-2) → where voxels begin unless it says otherwise
+MAX_IN_MEMORY = 2**29  # bytes; a larger unpacked file or map goes to disk
+MAX_GZIP_RATIO = 1032  # no gzip file unpacks to more
+HEADERS = {348: 352, 540: 544}  # size of the header (NIfTI-1, NIfTI-2) → default start of the voxels
 CHUNK = 2**22
-GREY = "bBhHiIlLqQfd"  # numpy's letters for the kinds of number that a grey value can be
+GREY_TYPES = "bBhHiIlLqQfd"  # numpy's type codes of grey values
 
 _quiet = logging.getLogger("reshift.nifti")
 _quiet.addHandler(logging.NullHandler())
-_quiet.propagate = False  # what nibabel mends by itself is no news
+_quiet.propagate = False  # what nibabel corrects by itself is not reported
 
 
 def is_nifti(path: Path) -> bool:
-    """Whether the name says so."""
+    """Whether the file name ends like a NIfTI file."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def read_nifti(path: Path) -> Volume:
-    """Read ``path`` and refuse, in one line, what cannot be scored."""
-    with _opened(path) as file:
+    """Read ``path``, or refuse it in one line."""
+    with _open(path) as file:
         header, offset = _header(path, file)
         shape = _shape(path, header)
         dtype = _dtype(path, header)
@@ -48,24 +48,24 @@ def read_nifti(path: Path) -> Volume:
         affine = _affine(path, header, shape)
         needed = offset + math.prod(shape) * dtype.itemsize
         array = _voxels(path, file, offset, needed, dtype).reshape(shape, order="F")
-    plain = {np.dtype(np.uint8): 8, np.dtype(np.uint16): 16}.get(dtype, 32) if (slope, intercept) == (1.0, 0.0) else 32
+    bits = {np.dtype(np.uint8): 8, np.dtype(np.uint16): 16}.get(dtype, 32) if (slope, intercept) == (1.0, 0.0) else 32
     _refuse_nan(path, array, slope, intercept)
-    return canonical(array, affine, source=path, bits=plain, slope=slope, intercept=intercept, header=header)
+    return canonical(array, affine, source=path, bits=bits, slope=slope, intercept=intercept, header=header)
 
 
 def write_nifti(path: Path, native_array: NDArray[Any], volume: Volume) -> None:
-    """Write float32 values on ``volume``'s own grid: its shape, affine and orientation codes. Whole, or not at all."""
+    """Write float32 values on ``volume``'s own grid, with its affine and orientation codes. The file is replaced at once."""
     header = _map_header(volume)
     temporary = path.with_name(f".{os.getpid()}-{get_ident()}.tmp")
     try:
         with temporary.open("wb") as raw:
-            packed = gzip.GzipFile("", "wb", 3, raw, mtime=0) if path.name.endswith(".gz") else None
-            file: Any = packed or raw
+            zipped = gzip.GzipFile("", "wb", 3, raw, mtime=0) if path.name.endswith(".gz") else None
+            file: Any = zipped or raw
             file.write(header.binaryblock + bytes(4))  # four zeros: no extensions follow
             for k in range(native_array.shape[2]):
                 file.write(native_array[:, :, k].astype("<f4").tobytes(order="F"))
-            if packed is not None:
-                packed.close()
+            if zipped is not None:
+                zipped.close()
             raw.flush()
             os.fsync(raw.fileno())
         temporary.replace(path)
@@ -76,7 +76,7 @@ def write_nifti(path: Path, native_array: NDArray[Any], volume: Volume) -> None:
 
 @contextmanager
 def blank_map(volume: Volume, folder: Path) -> Iterator[NDArray[np.float32]]:
-    """A map to fill slice by slice, ``(S, H, W)`` in canonical order, all NaN; a large one is an unnamed file in ``folder``."""
+    """An empty map ``(S, H, W)`` in canonical order, all NaN; a large one is an unnamed file in ``folder``."""
     with _spill(math.prod(volume.native_shape) * 4, folder) as file:
         shape = volume.native_shape
         native: Any = np.empty(shape, np.float32, "F") if file is None else np.memmap(file, np.float32, "w+", 0, shape, "F")
@@ -86,7 +86,7 @@ def blank_map(volume: Volume, folder: Path) -> Iterator[NDArray[np.float32]]:
 
 
 def _map_header(volume: Volume) -> Any:
-    """The header of a map: the file's own where there is one, so that both of its transforms and their codes stay."""
+    """The header of a map: a copy of the image's where there is one, which keeps both transforms and their codes."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
@@ -110,8 +110,8 @@ def _map_header(volume: Volume) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open the file, unpacking it if its bytes say it is packed; whatever goes wrong inside becomes one line."""
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    """Open the file, through gzip if its first bytes say so; every failure becomes one line."""
     try:
         with path.open("rb") as raw:
             begin = raw.read(2)
@@ -127,13 +127,13 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except Exception as err:  # damaged bytes make nibabel and zlib raise about anything, and none of it is our mistake
+    except Exception as err:  # nibabel and zlib can raise anything on damaged bytes
         reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
         raise UserError(f"{path}: cannot be read ({reason}); damaged or cut short? Remove it or copy it again") from None
 
 
 def _header(path: Path, file: IO[bytes]) -> tuple[Any, int]:
-    """The header as it stands, unmended, and where the voxels begin."""
+    """The header as stored, uncorrected, and where the voxels begin."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
@@ -157,7 +157,7 @@ def _header(path: Path, file: IO[bytes]) -> tuple[Any, int]:
 
 
 def _shape(path: Path, header: Any) -> tuple[int, int, int]:
-    """The three lengths. A file of several volumes is refused: which of them is meant?"""
+    """The three lengths. A file of several volumes is refused."""
     count, *dims = (int(n) for n in header["dim"])
     if not 2 <= count <= 7 or min(dims[:count]) < 1:
         raise UserError(
@@ -183,7 +183,7 @@ def _dtype(path: Path, header: Any) -> np.dtype[Any]:
         dtype = np.dtype("V")
     if dtype.kind == "V" and not dtype.names:
         raise UserError(f"{path}: unknown voxel type {int(header['datatype'])}; damaged, or save it as float32")
-    if dtype.kind not in "iuf" or dtype.char not in GREY:
+    if dtype.kind not in "iuf" or dtype.char not in GREY_TYPES:
         kind = "colour" if dtype.names else "complex numbers" if dtype.kind == "c" else str(dtype)
         raise UserError(f"{path}: its voxels are {kind}, not grey values; save magnitudes as int16 or float32")
     return dtype
@@ -201,23 +201,23 @@ def _scaling(path: Path, header: Any) -> tuple[float, float]:
 
 def _affine(path: Path, header: Any, shape: tuple[int, int, int]) -> NDArray[np.float64]:
     """Index → RAS+ millimetres by nibabel's rules: the sform if it is set, else the qform, else the spacing alone."""
-    mended = header.copy()
+    corrected = header.copy()
     with np.errstate(all="ignore"):
         if int(header["sform_code"]) not in range(1, 6):
             spacing = [float(v) for v in header["pixdim"][1:4]]
             if any(not (0 < step < math.inf) and length > 1 for step, length in zip(spacing, shape, strict=True)):
                 given = "×".join(f"{step:g}" for step in spacing)
-                raise UserError(f"{path}: its voxels are {given} mm; a spacing must be above zero, mend the header (pixdim)")
-        mended.check_fix(logger=_quiet, error_level=40)
-        return np.asarray(mended.get_best_affine(), dtype=np.float64)
+                raise UserError(f"{path}: its voxels are {given} mm; a spacing must be above zero, correct the header (pixdim)")
+        corrected.check_fix(logger=_quiet, error_level=40)
+        return np.asarray(corrected.get_best_affine(), dtype=np.float64)
 
 
 def _voxels(path: Path, file: IO[bytes], offset: int, needed: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """All voxels, flat: memory-mapped, or unpacked. Nothing is allocated that the file is too small to fill."""
-    held, packed = path.stat().st_size, isinstance(file, gzip.GzipFile)
-    if needed > (held * DEFLATE if packed else held):
+    """All voxels, flat: memory-mapped, or unpacked. A file too small for its header is refused before anything is allocated."""
+    size, zipped = path.stat().st_size, isinstance(file, gzip.GzipFile)
+    if needed > (size * MAX_GZIP_RATIO if zipped else size):
         raise UserError(f"{path}: its header promises {needed:,} bytes, the file is too small for that; cut short? Copy it again")
-    if not packed:
+    if not zipped:
         return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=((needed - offset) // dtype.itemsize,))
     _skip(file, offset - file.tell())
     count = needed - offset
@@ -229,19 +229,19 @@ def _voxels(path: Path, file: IO[bytes], offset: int, needed: int, dtype: np.dty
             if not got:
                 raise UserError(f"{path}: ends {count - at:,} bytes early; cut short? Copy it again")
             at += got
-    file.read(CHUNK)  # the checksum stands at the end, and is looked at when that is reached
+    file.read(CHUNK)  # gzip checks its checksum when the end is read
     return np.asarray(store.view(dtype))
 
 
 @contextmanager
 def _spill(count: int, folder: Path | None = None) -> Iterator[IO[bytes] | None]:
-    """A file for what is too large for memory, gone when nobody uses it any more; None for what is not."""
-    if count <= IN_MEMORY:
+    """An unnamed temporary file for what is too large for memory; None for anything smaller."""
+    if count <= MAX_IN_MEMORY:
         yield None
         return
     with tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, count)  # a full disk is an error now; in a memory-map it would be a crash
+            os.posix_fallocate(file.fileno(), 0, count)  # on a full disk this raises; the memory-map would crash
         yield file
 
 
@@ -253,7 +253,7 @@ def _skip(file: IO[bytes], count: int) -> None:
 def _refuse_nan(path: Path, array: NDArray[Any], slope: float, intercept: float) -> None:
     limit = float(np.finfo(np.float32).max)
     if array.dtype.kind != "f" and abs(slope) * 2.0**64 + abs(intercept) < limit:
-        return  # no whole number can become infinite
+        return  # no integer can become infinite
     for k in range(array.shape[2]):
         with np.errstate(all="ignore"):
             real = array[:, :, k].astype(np.float64) * slope + intercept

@@ -1,7 +1,6 @@
-"""Phantom medical images: a small, seeded data set of three kinds that needs no download."""
+"""Phantom images of three kinds: a small data set from a seed, without a download."""
 
 import csv
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from reshift.config import nearest
 from reshift.data.manifest import COLUMNS
 from reshift.data.phantom_kinds import View, brain, chest, ultrasound
 from reshift.errors import UserError
 
 KINDS = ("brain", "ultrasound", "chest")
-SMALLEST_SIZE = 32
+MIN_SIZE = 32
 
 _ANATOMIES = {"brain": brain, "ultrasound": ultrasound, "chest": chest}
 
@@ -54,7 +54,7 @@ def write_phantom(
     Training images are all healthy, and no subject is in two splits.
     """
     if slices < 1 or min(train, test_normal, test_abnormal) < 0:
-        raise UserError("A phantom data set needs slices of at least 1 and no negative number of images.")
+        raise UserError("a phantom data set needs at least 1 slice per subject and no negative number of images")
     _check(kind, size)
     for folder in ("images", "masks"):
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -94,10 +94,9 @@ def _save(phantom: Phantom, out: Path) -> tuple[str, str]:
 
 def _check(kind: str, size: int) -> None:
     if kind not in KINDS:
-        nearest = (difflib.get_close_matches(kind.lower(), KINDS, n=1, cutoff=0.3) or KINDS)[0]
-        raise UserError(f"Unknown phantom kind {kind!r}: did you mean {nearest!r}? Choose one of {', '.join(KINDS)}.")
-    if size < SMALLEST_SIZE:
-        raise UserError(f"Phantom size {size} is too small: use at least {SMALLEST_SIZE} pixels.")
+        raise UserError(f"unknown phantom kind '{kind}'{nearest(kind.lower(), KINDS)}")
+    if size < MIN_SIZE:
+        raise UserError(f"phantom size {size} is too small; use at least {MIN_SIZE} pixels")
 
 
 def _draw_with_note(kind: str, subject: int, level: int, *, abnormal: bool, size: int, seed: int) -> tuple[Phantom, str]:
@@ -108,7 +107,7 @@ def _draw_with_note(kind: str, subject: int, level: int, *, abnormal: bool, size
         # The key always has five integers: a seed sequence treats a missing last one as 0.
         return np.random.default_rng([seed, KINDS.index(kind), subject, at_level, purpose])
 
-    # Taking turns, rather than drawing lots, gives even a small data set all three lesions of its kind.
+    # Subjects take turns, so that even a small data set has all three lesions of its kind.
     finding = 1 + subject % 3 if abnormal else 0
     view = View(size, level, finding, stream(0, 0), stream(1, level), stream(2, 0), stream(3, level))
     image, mask, note = _ANATOMIES[kind](view)

@@ -1,7 +1,7 @@
-"""The three anatomies behind the phantom images: what healthy tissue looks like, and what grows in it.
+"""The three kinds of phantom: brain, breast ultrasound and chest X-ray, each healthy or with one of three lesions.
 
 Coordinates run from -1 to 1 across the image (y downwards), so a subject has the same anatomy at every image size.
-Soft edges are ramps that reach exactly 0 and 1: a lesion leaves distant pixels untouched, bit for bit.
+Soft edges are ramps that reach exactly 0 and 1, so a lesion does not change distant pixels.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Drawing = tuple[Field, NDArray[np.bool_], str]  # image in 0 to 1, lesion mask, 
 
 @dataclass(frozen=True)
 class View:
-    """One image to draw: how large, which slice, and an independent source of randomness for each thing that varies."""
+    """One image to draw: its size, its slice, and an independent random generator for each thing that varies."""
 
     size: int
     level: int
@@ -45,8 +45,8 @@ class View:
         return self._enlarge(here * np.cos(turn) + elsewhere * np.sin(turn))
 
     def _enlarge(self, cells: Field) -> Field:
-        picture = Image.fromarray(cells.astype(np.float32))
-        return np.asarray(picture.resize((self.size, self.size), Image.Resampling.BICUBIC), dtype=np.float64) * 1.2
+        image = Image.fromarray(cells.astype(np.float32))
+        return np.asarray(image.resize((self.size, self.size), Image.Resampling.BICUBIC), dtype=np.float64) * 1.2
 
     def somewhere_in(self, tissue: Field) -> Point:
         """A point well inside ``tissue`` (0 to 1): near the same place in all slices of a subject."""

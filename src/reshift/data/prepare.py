@@ -6,43 +6,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.config import DataConfig
-from reshift.data.image import Image
-from reshift.data.percentiles import percentiles
+from reshift.data.image import Image, percentiles
 from reshift.errors import UserError
 
 Pixel = TypeVar("Pixel", bound=np.generic)
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601, the weights of every "convert to grey"
-LONGEST = 16.0  # times as long as wide: no scanner's pixel is
+MAX_ASPECT = 16.0  # of a pixel; no scanner makes longer ones
 
 
 class Geometry(NamedTuple):
-    """What was done to the picture's plane; enough to undo it."""
+    """The square region that was cut from an image; enough to undo it."""
 
-    height: int  # of the file
+    height: int  # of the image
     width: int
-    top: int  # of the physically square region; above and left of the picture (negative) where that was padded
+    top: int  # of the region, which is square in millimetres; negative where it was padded
     left: int
-    rows: int  # of that region, in the file's pixels; as many as columns where the pixels are square
+    rows: int  # of the region, in the image's pixels; equal to columns where pixels are square
     columns: int
 
 
 class Prepared(NamedTuple):
-    """Network input and the road back to the file's own pixels."""
+    """The network's input, and the geometry that leads back to the image's own pixels."""
 
     pixels: NDArray[np.float32]  # (C, size, size) in [-1, 1]
     geometry: Geometry
 
 
 def prepare(image: Image, config: DataConfig) -> Prepared:
-    """Cut or pad to a square, resize, scale. Deterministic, and each image by itself: no statistic of other images enters.
+    """Cut or pad to a square, resize and scale. Deterministic; other images have no influence.
 
-    A slice is scaled by the grey range of its own volume.
+    A slice is scaled by the grey range of its volume.
     """
     height, width = image.pixels.shape[:2]
-    if not 1 / LONGEST <= image.spacing[0] / image.spacing[1] <= LONGEST:
+    if not 1 / MAX_ASPECT <= image.spacing[0] / image.spacing[1] <= MAX_ASPECT:
         given = "×".join(f"{step:g}" for step in image.spacing)
-        raise UserError(f"{image.source}: its pixels are {given} mm, far from square; resample it, or mend its header")
-    geometry = square(height, width, image.spacing, config.square)
+        raise UserError(f"{image.source}: its pixels are {given} mm, far from square; resample it, or correct its header")
+    geometry = square_region(height, width, image.spacing, config.square)
     scaled = _scale(_channels(image.pixels, config.channels), image, config.scale)
     cropped = _crop(scaled, geometry, np.float32(-1.0))
     planes = [resize(plane, config.size) for plane in cropped.transpose(2, 0, 1)]
@@ -50,7 +49,7 @@ def prepare(image: Image, config: DataConfig) -> Prepared:
 
 
 def prepare_mask(mask: NDArray[np.bool_], geometry: Geometry, size: int) -> NDArray[np.bool_]:
-    """Take a mask the same way, by nearest neighbour: a mask has no half pixels."""
+    """Prepare a mask like its image, by nearest neighbour."""
     if mask.shape != (geometry.height, geometry.width):
         sizes = f"mask is {mask.shape[1]}×{mask.shape[0]} pixels, its image {geometry.width}×{geometry.height}"
         raise ValueError(f"{sizes}; draw the mask on the image's own pixels")
@@ -59,15 +58,15 @@ def prepare_mask(mask: NDArray[np.bool_], geometry: Geometry, size: int) -> NDAr
 
 
 def restore(heatmap: NDArray[np.float32], geometry: Geometry) -> NDArray[np.float32]:
-    """Bring a heat-map back to the file's own pixels. What the crop left out was not looked at and is NaN."""
+    """Map a heat-map back to the image's own pixels. Pixels outside the crop have no score and are NaN."""
     native = np.full((geometry.height, geometry.width), np.nan, dtype=np.float32)
     inside, within = _overlap(geometry)
     native[inside] = resize(heatmap, geometry.rows, geometry.columns)[within]
     return native
 
 
-def square(height: int, width: int, spacing: tuple[float, float] = (1.0, 1.0), rule: str = "crop") -> Geometry:
-    """Return the largest centred region within the picture that is square in millimetres; for ``pad``, the smallest around it."""
+def square_region(height: int, width: int, spacing: tuple[float, float] = (1.0, 1.0), rule: str = "crop") -> Geometry:
+    """Return the centred square, in millimetres: the largest inside the image, or with ``pad`` the smallest around it."""
     tall, wide = height * spacing[0], width * spacing[1]
     side = min(tall, wide) if rule == "crop" else max(tall, wide)
     rows, columns = max(1, round(side / spacing[0])), max(1, round(side / spacing[1]))
@@ -75,18 +74,18 @@ def square(height: int, width: int, spacing: tuple[float, float] = (1.0, 1.0), r
 
 
 def resize(plane: NDArray[np.float32], rows: int, columns: int | None = None) -> NDArray[np.float32]:
-    """Bilinear, with the kernel widened when shrinking (antialiasing); a plane already of that size is returned as it is."""
+    """Bilinear, with antialiasing when shrinking. A plane that already has the size is returned as it is."""
     columns = rows if columns is None else columns
     if plane.shape == (rows, columns):
         return plane
     import PIL.Image
 
-    picture = PIL.Image.fromarray(np.ascontiguousarray(plane, dtype=np.float32))
-    return np.asarray(picture.resize((columns, rows), PIL.Image.Resampling.BILINEAR), dtype=np.float32)
+    image = PIL.Image.fromarray(np.ascontiguousarray(plane, dtype=np.float32))
+    return np.asarray(image.resize((columns, rows), PIL.Image.Resampling.BILINEAR), dtype=np.float32)
 
 
 def _overlap(geometry: Geometry) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Where the region and the picture meet: within the picture, and within the region."""
+    """The overlap of region and image, as slices of the image and as slices of the region."""
     sides = (geometry.top, geometry.rows, geometry.height), (geometry.left, geometry.columns, geometry.width)
     (y0, y1), (x0, x1) = ((max(0, start), min(whole, start + length)) for start, length, whole in sides)
     within = slice(y0 - geometry.top, y1 - geometry.top), slice(x0 - geometry.left, x1 - geometry.left)
@@ -94,7 +93,7 @@ def _overlap(geometry: Geometry) -> tuple[tuple[slice, slice], tuple[slice, slic
 
 
 def _crop(pixels: NDArray[Pixel], geometry: Geometry, fill: Pixel) -> NDArray[Pixel]:
-    """The region, ``(rows, columns, …)``; ``fill`` where it reaches beyond the picture."""
+    """The region, ``(rows, columns, …)``; ``fill`` where it reaches beyond the image."""
     inside, within = _overlap(geometry)
     region = np.full((geometry.rows, geometry.columns, *pixels.shape[2:]), fill, dtype=pixels.dtype)
     region[within] = pixels[inside]
@@ -113,9 +112,9 @@ def _channels(pixels: NDArray[np.float32], channels: int) -> NDArray[np.float32]
 def _scale(pixels: NDArray[np.float32], image: Image, rule: str) -> NDArray[np.float32]:
     """Grey values → [-1, 1].
 
-    ``bits``: the stored range, 0…255 or 0…65535. ``percentile``: the image's own 0.5…99.5 % range, or its window: that of the
-    volume it is a slice of. ``auto``: bits for 8-bit files without a window, percentile for 16-bit and float ones, which
-    rarely use their whole range.
+    ``bits``: the stored range, 0…255 or 0…65535. ``percentile``: the image's own 0.5…99.5 % range, or the window of its
+    volume. ``auto``: bits for 8-bit files without a window; percentile for 16-bit and float files, which rarely use their
+    whole range.
     """
     if rule == "auto":
         rule = "bits" if image.bits == 8 and image.window is None else "percentile"
@@ -127,9 +126,9 @@ def _scale(pixels: NDArray[np.float32], image: Image, rule: str) -> NDArray[np.f
         low, high = image.window
     else:
         low, high = (float(v) for v in percentiles(pixels, (0.5, 99.5)))
-        if high <= low:  # nearly constant: the two percentiles meet, the extremes do not
+        if high <= low:  # nearly constant: the percentiles are equal, the extremes are not
             low, high = float(pixels.min()), float(pixels.max())
-    if high <= low:  # colours that differ, of one and the same grey
+    if high <= low:  # different colours of the same grey
         raise UserError(f"{image.source}: every pixel has the same grey value; there is nothing to see, remove the file")
-    unit = np.subtract(pixels, low, dtype=np.float64) / (high - low)  # float32 would overflow at either end of a float file
+    unit = np.subtract(pixels, low, dtype=np.float64) / (high - low)  # float32 could overflow
     return np.clip(unit * 2.0 - 1.0, -1.0, 1.0).astype(np.float32)

@@ -10,9 +10,9 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.config import DataConfig
-from reshift.data.manifest import Case, file_digest
+from reshift.data.cases import Case, file_digest
 from reshift.data.prepare import prepare
-from reshift.data.read import read_picture
+from reshift.data.read import read_image
 from reshift.errors import UserError
 from reshift.system.cache import cache_folder
 from reshift.system.files import atomic_bytes
@@ -45,14 +45,29 @@ def prepared_cache() -> "PreparedCache | None":
     return None
 
 
-def reader(config: DataConfig, *, kept: bool) -> Callable[[Case], NDArray[np.float32]]:
-    """How to come by the network input of a case: if it is to be ``kept``, by way of the cache, if there is one."""
-    cache = prepared_cache() if kept else None
+def reader(config: DataConfig, *, cached: bool) -> Callable[[Case], NDArray[np.float32]]:
+    """A function that reads and prepares a case; with ``cached``, through the cache, if there is one."""
+    cache = prepared_cache() if cached else None
     return (lambda case: _prepared(case, config)) if cache is None else (lambda case: cache.get(case, config, _prepared))
 
 
+def load_images(cases: Sequence[Case], read: Callable[[Case], NDArray[np.float32]]) -> NDArray[np.float32]:
+    """``(n, C, size, size)``; the first image that cannot be read is an error."""
+    return np.stack([read(case) for case in cases])
+
+
+def load_in_worker(cases: Sequence[Case], config: DataConfig, cached: bool) -> NDArray[np.float32]:
+    """``load_images`` in a worker process, which opens the cache once."""
+    return load_images(cases, _worker_reader(config, cached))
+
+
+@lru_cache(1)
+def _worker_reader(config: DataConfig, cached: bool) -> Callable[[Case], NDArray[np.float32]]:
+    return reader(config, cached=cached)
+
+
 def _prepared(case: Case, config: DataConfig) -> NDArray[np.float32]:
-    return prepare(read_picture(case.image, case.slice), config).pixels
+    return prepare(read_image(case.image, case.slice), config).pixels
 
 
 class PreparedCache:
@@ -92,7 +107,7 @@ class PreparedCache:
                 return
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            atomic_bytes(path, zlib.crc32(pixels).to_bytes(4, "little") + pixels, lasting=False)
+            atomic_bytes(path, zlib.crc32(pixels).to_bytes(4, "little") + pixels, durable=False)
         except (UserError, OSError):  # a full disk costs time, never the training
             self.room, self.unused = 0, []
 

@@ -1,13 +1,11 @@
 """Prepared images by index: in memory (on the GPU if there is one) while they fit, read ahead from disk beyond that.
 
-Beyond that they may also go to a cache on disk (``prepared_cache``): decoding takes ten times as long as reading what it gave,
-and of a compressed volume a thousand times.
+Images that do not fit may also go to a cache on disk (``prepared_cache``): decoding takes ten times as long as reading a prepared
+image, and for a compressed volume a thousand times.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,15 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reshift.config import DataConfig
-from reshift.data.manifest import Case, deal
-from reshift.data.prepared_cache import reader
-from reshift.data.read_helper import Readers
-from reshift.system.cores import cores
+from reshift.data.cases import Case, assign_folds
+from reshift.data.prepared_cache import load_images, load_in_worker, reader
 from reshift.system.device import pinned_copy
-from reshift.system.workers import helpers, in_turn, started
+from reshift.system.workers import WorkerPool, in_order, worker_processes
 
-CHUNK = 64  # images per batch when walking over all of them
-LIGHTER = 8  # reading an image, than reading, describing and writing one: so many more pay for other processes
+CHUNK = 64  # images per batch when walking over all of them, and per message to a worker process
+READ_ONLY = 8  # reading alone takes an eighth of reading and writing: processes pay for so many times more images
 
 
 class Source:
@@ -31,14 +27,11 @@ class Source:
 
     def __init__(self, cases: Sequence[Case], config: DataConfig, device: torch.device) -> None:
         self.cases, self.config, self.device = list(cases), config, device
-        self.pool = ThreadPoolExecutor(min(16, cores()))  # decoding and resizing release the GIL
-        self.reader = ThreadPoolExecutor(1)  # waits for the pool, so it cannot be of the pool
-        self.resident = _fits(cases, config)
-        self.read = _reader(cases, config)
-        self.readers = _readers(cases, config, device)
+        self.resident = len(cases) * config.channels * config.size**2 * 4 <= config.memory_gb * 2**30
+        self.read = reader(config, cached=not self.resident)
+        self.pool = WorkerPool(worker_processes(len(cases) // READ_ONLY, gpu=device.type == "cuda"))
+        self.copier = ThreadPoolExecutor(1)  # waits for the pool, so it cannot be of the pool
         self.images = self._load(range(len(self.cases))).to(device) if self.resident else None
-        if self.readers is not None and self.resident:
-            self.readers.close()  # all is read
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -48,17 +41,17 @@ class Source:
         if self.images is None:
             return self._load(indices).to(self.device)
         chosen = torch.as_tensor(indices)
-        if self.images.is_cuda:  # from pinned memory, or the next step would not be launched before this one is done
+        if self.images.is_cuda:  # from pinned memory: the next step is launched before this one is done
             chosen = chosen.pin_memory().to(self.device, non_blocking=True)
         return self.images[chosen]
 
     def stream(self, chosen: Iterable[Sequence[int]]) -> Iterator[Tensor]:
-        """Batch after batch; what has to be read is read ahead: by threads the next batch, by other processes one for each."""
+        """Batch after batch; images that are not in memory are read ahead: the next batch, or one for each worker process."""
         if self.images is not None:
             yield from (self.batch(indices) for indices in chosen)
             return
-        ahead = 1 if self.readers is None else len(self.readers.helpers)
-        for images in in_turn(map(self._ask, chosen), ahead):
+        ahead = max(1, self.pool.processes)
+        for images in in_order(map(self._start, chosen), lambda: ahead):
             yield images.to(self.device, non_blocking=True)
 
     def batches(self, indices: Sequence[int] | None = None) -> Iterator[Tensor]:
@@ -67,59 +60,43 @@ class Source:
         for start in range(0, len(chosen), CHUNK):
             yield self.batch(chosen[start : start + CHUNK])
 
-    def _ask(self, indices: Sequence[int]) -> "Future[Tensor]":
-        if self.readers is not None:
-            return self.readers.ask([self.cases[i] for i in indices], lambda pixels: pinned_copy(pixels, self.device))
-        return self.reader.submit(lambda: pinned_copy(self._load(indices).numpy(), self.device))
+    def check(self, others: Sequence[Case] = ()) -> None:
+        """Read every image that is not in memory, and ``others``, once: a damaged one shows before hours of training."""
+        unread = [*([] if self.resident else self.cases), *others]
+        for _ in in_order(self._parts(unread), lambda: 2 * self.pool.size):
+            pass
+
+    def _start(self, indices: Sequence[int]) -> "Future[Tensor]":
+        """Read a batch by one process, or all threads, into memory that the device can copy from by itself."""
+        parts = list(self._parts([self.cases[i] for i in indices]))
+        return self.copier.submit(lambda: pinned_copy(np.concatenate([part.result() for part in parts]), self.device))
 
     def _load(self, indices: Sequence[int]) -> Tensor:
-        if self.readers is not None:
-            return torch.from_numpy(self.readers.load([self.cases[i] for i in indices]))
-        pixels = self.pool.map(lambda i: self.read(self.cases[i]), indices)
-        return torch.from_numpy(np.stack(list(pixels)))
+        shape = (len(indices), self.config.channels, self.config.size, self.config.size)
+        out, filled = np.empty(shape, dtype=np.float32), 0
+        parts = self._parts([self.cases[i] for i in indices])
+        for images in in_order(parts, lambda: 2 * self.pool.size):
+            out[filled : filled + len(images)] = images
+            filled += len(images)
+        return torch.from_numpy(out)
+
+    def _parts(self, cases: Sequence[Case]) -> "Iterator[Future[NDArray[np.float32]]]":
+        """Ask for some images at a time: many of a process, since neighbours may be slices of one volume, one of a thread."""
+        size = CHUNK if self.pool.processes else 1
+        for start in range(0, len(cases), size):
+            part, worker = cases[start : start + size], self.pool.next_worker()
+            if self.pool.processes:
+                yield self.pool.submit(worker, load_in_worker, part, self.config, not self.resident)
+            else:
+                yield self.pool.submit(worker, load_images, part, self.read)
+
+    def close(self) -> None:
+        """End the workers; images in memory stay."""
+        self.pool.close()
+        self.copier.shutdown()
 
 
 def folds(cases: Sequence[Case], count: int, seed: int) -> list[list[int]]:
     """The places of ``cases`` in each of ``count`` folds; a subject is in one. The same for the same cases and seed."""
-    of = deal(cases, count, lambda n: np.random.default_rng([seed, count]).permutation(n).tolist())
+    of = assign_folds(cases, count, lambda n: np.random.default_rng([seed, count]).permutation(n).tolist())
     return [[i for i, fold in enumerate(of) if fold == k] for k in range(count)]
-
-
-def check_images(cases: Sequence[Case], config: DataConfig, readers: Readers | None = None) -> None:
-    """Read and drop every image: a damaged one shows now, and not after hours of training."""
-    if readers is not None:
-        readers.check(cases)
-        return
-    for _, future in ahead(_reader(cases, config), cases):
-        future.result()
-
-
-def _readers(cases: Sequence[Case], config: DataConfig, device: torch.device) -> Readers | None:
-    """Other processes, where there is much to read for a GPU."""
-    count = helpers(len(cases) // LIGHTER, gpu=device.type == "cuda")
-    return started(lambda: Readers(config, count, kept=not _fits(cases, config))) if count else None
-
-
-def _fits(cases: Sequence[Case], config: DataConfig) -> bool:
-    return len(cases) * config.channels * config.size**2 * 4 <= config.memory_gb * 2**30
-
-
-def _reader(cases: Sequence[Case], config: DataConfig) -> Callable[[Case], NDArray[np.float32]]:
-    """How to come by one of ``cases``: by way of the cache, where they will be asked for again and again."""
-    return reader(config, kept=not _fits(cases, config))
-
-
-Item = TypeVar("Item")
-Loaded = TypeVar("Loaded")
-
-
-def ahead(load: Callable[[Item], Loaded], items: Iterable[Item], depth: int = 32) -> Iterator[tuple[Item, Future[Loaded]]]:
-    """Yield every item with its loading under way, ``depth`` of them at a time; a failure waits in its own future."""
-    waiting: deque[tuple[Item, Future[Loaded]]] = deque()
-    with ThreadPoolExecutor(min(16, cores())) as pool:
-        for item in items:
-            waiting.append((item, pool.submit(load, item)))
-            if len(waiting) >= depth:
-                yield waiting.popleft()
-        while waiting:
-            yield waiting.popleft()

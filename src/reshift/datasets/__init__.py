@@ -1,4 +1,4 @@
-"""The paper's public datasets, as downloaded → images and a manifest. This literal dict is the registry, without numpy."""
+"""The paper's public data sets, as downloaded → images and a manifest. One file per data set; the list below needs no numpy."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from reshift.errors import UserError
 
 if TYPE_CHECKING:
-    from reshift.datasets.build import PlanFunction
+    from reshift.datasets.plan import PlanFunction
 
 
 class Entry(NamedTuple):
-    """Where a dataset's rules live, what it is, and how one gets it; the cards in docs/datasets.md say more."""
+    """One data set: its plan function, what it is and where to get it. docs/datasets.md has the details."""
 
     location: str
     title: str
@@ -36,7 +36,7 @@ DATASETS: dict[str, Entry] = {
     "ixi": Entry(
         "reshift.datasets.ixi:plan",
         "IXI",
-        "brain MRI, T1, healthy adults from three London hospitals; 581 scans",
+        "brain MRI, T1, healthy adults from three London hospitals; 581 volumes",
         "brain-development.org/ixi-dataset, IXI-T1.tar",
         "Imperial College London",
         "CC BY-SA 3.0",
@@ -46,7 +46,7 @@ DATASETS: dict[str, Entry] = {
     "atlas": Entry(
         "reshift.datasets.atlas:plan",
         "ATLAS v2.0",
-        "brain MRI, T1, chronic stroke with lesion masks; 655 scans with masks, 300 without",
+        "brain MRI, T1, chronic stroke with lesion masks; 655 volumes with masks, 300 without",
         "fcon_1000.projects.nitrc.org/indi/retro/atlas.html (agreement; the archive has a password)",
         "Liew et al. 2022, INDI",
         "data-use agreement of INDI",
@@ -56,7 +56,7 @@ DATASETS: dict[str, Entry] = {
     "ixi-atlas": Entry(
         "reshift.datasets.ixi_atlas:plan",
         "IXI + ATLAS v2.0",
-        "the paper's T1 setting: IXI to learn from, ATLAS to test on; --source holds both trees",
+        "the paper's T1 setting: train on IXI, test on ATLAS; --source holds both downloads",
         "see ixi and atlas",
         "see ixi and atlas",
         "CC BY-SA 3.0 and the agreement of INDI",
@@ -97,9 +97,9 @@ DATASETS: dict[str, Entry] = {
 
 
 def get(name: str) -> "PlanFunction":
-    """Import the function that plans dataset ``name``."""
+    """Import the plan function of data set ``name``."""
     if name not in DATASETS:
-        from reshift.config import nearest  # with pydantic, which 'reshift --help' does not wait for
+        from reshift.config import nearest  # imports pydantic, which 'reshift --help' does not need
 
         raise UserError(f"unknown dataset '{name}'{nearest(name, DATASETS)}; 'reshift datasets' lists them")
     module, _, attribute = DATASETS[name].location.partition(":")

@@ -1,4 +1,4 @@
-"""BraTS 2021, and newer BraTS-GLI names: FLAIR slices, whole tumour; or MedIAnomaly's ready-made PNGs of it."""
+"""BraTS 2021 and BraTS-GLI: FLAIR slices with the whole tumour; or MedIAnomaly's PNGs of BraTS 2021."""
 
 import re
 from collections import Counter
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from reshift.datasets.build import Job, Made, Plan, Sample, Settings, not_found, parts, safe
-from reshift.datasets.slices import AREA_RULE, SLICE_RULES, cut, every, load_scan, read_picture
+from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, not_found_error, safe_name, split_subjects
+from reshift.datasets.samples import AREA_RULE, SLICE_RULES, cut_slices, load_labelled_volume, read_square_image, slices_every
 
 CASES = 1251
 MEDIANOMALY = {"train": 4211, "test/normal": 828, "test/tumor": 1948}
-STEP = 10.0  # millimetres between slices: neighbours a millimetre apart are almost the same picture
+STEP = 10.0  # millimetres between slices; neighbouring slices are almost the same image
 NAME = re.compile(r"^((?P<old>BraTS2021_\d{5})_(flair|seg)|(?P<new>BraTS-GLI-\d{5})-\d{3}-(t2f|seg))\.nii(\.gz)?$")
 LAYOUTS = (
     "BraTS2021_00000/BraTS2021_00000_flair.nii.gz with _seg.nii.gz",
@@ -27,17 +27,17 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
         return _medianomaly(tree, source, settings)
     images = {name: path for name, path in found.items() if not _is_seg(name)}
     subject = {name: _subject(name) for name in images}
-    split = parts(subject.values(), settings.seed)
-    jobs, problems = list[Job](), list[str]()
+    split = split_subjects(subject.values(), settings.seed)
+    cases, problems = list[SourceCase](), list[str]()
     for name, path in images.items():
-        mask = found.get(re.sub(r"(flair|t2f)\.nii", "seg.nii", name)) or found.get(_other_packing(name))
+        mask = found.get(re.sub(r"(flair|t2f)\.nii", "seg.nii", name)) or found.get(_seg_other_suffix(name))
         if mask is None:
-            problems.append(f"{path.as_posix()}: has no segmentation beside it; download the training data, which has")
+            problems.append(f"{path.as_posix()}: has no segmentation beside it; download the training data, which has them")
             continue
-        key = safe(re.sub(r"[_-](flair|t2f)\.nii(\.gz)?$", "", name))
-        make = partial(_case, source / path, source / mask, key, split[subject[name]], settings)
-        jobs.append(Job(key, subject[name], (path, mask), make))
-    used = {job.files[1] for job in jobs}
+        key = safe_name(re.sub(r"[_-](flair|t2f)\.nii(\.gz)?$", "", name))
+        convert = partial(_case, source / path, source / mask, key, split[subject[name]], settings)
+        cases.append(SourceCase(key, subject[name], (path, mask), convert))
+    used = {case.files[1] for case in cases}
     problems += [f"{p.as_posix()}: a segmentation without its FLAIR" for n, p in found.items() if _is_seg(n) and p not in used]
     rules = [
         *SLICE_RULES,
@@ -46,79 +46,79 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
         "whole tumour: labels 1, 2 and 4; in BraTS-GLI 1, 2 and 3, and 4 ignored",
     ]
     layout = "BraTS 2021 volumes" if any(name.startswith("BraTS2021") for name in images) else "BraTS-GLI volumes"
-    return Plan(layout, jobs, [("cases", CASES, len(images))], rules, problems)
+    return Plan(layout, cases, [("cases", CASES, len(images))], rules, problems)
 
 
 def _is_seg(name: str) -> bool:
     return "seg.nii" in name
 
 
-def _other_packing(name: str) -> str:
-    """The segmentation of a FLAIR that was unpacked while it was not, or the other way round."""
+def _seg_other_suffix(name: str) -> str:
+    """The name of the segmentation if only one of the two files is gzipped."""
     seg = re.sub(r"(flair|t2f)\.nii", "seg.nii", name)
     return seg.removesuffix(".gz") if seg.endswith(".gz") else f"{seg}.gz"
 
 
 def _subject(name: str) -> str:
-    """BraTS-GLI-00005-000 and -001 are two visits of one patient."""
+    """BraTS-GLI-00005-000 and -001 are two visits of one subject."""
     match = NAME.match(name)
     return "" if match is None else match["old"] or match["new"]
 
 
-def _case(image: Path, mask: Path, key: str, split: str, settings: Settings) -> Made:
+def _case(image: Path, mask: Path, key: str, split: str, settings: Settings) -> CaseResult:
     old = key.startswith("BraTS2021")
-    scan = load_scan(image, mask, lesion=(1, 2, 4) if old else (1, 2, 3), ignore=() if old else (4,))
-    return cut(scan, every(scan.volume, STEP), settings.size, key, _only_normals(split))
+    labelled = load_labelled_volume(image, mask, lesion=(1, 2, 4) if old else (1, 2, 3), ignore=() if old else (4,))
+    return cut_slices(labelled, slices_every(labelled.volume, STEP), settings.size, key, _only_normals(split))
 
 
 def _only_normals(split: str) -> Callable[[int], str | None]:
-    """A training subject gives its normal slices and nothing else."""
+    """Of a training subject only normal slices are used."""
     return lambda label: split if split == "test" or not label else None
 
 
 def _medianomaly(tree: list[Path], source: Path, settings: Settings) -> Plan:
-    groups: dict[str, list[Path]] = {name: [] for name in (*MEDIANOMALY, "test/annotation")}
+    folders: dict[str, list[Path]] = {name: [] for name in (*MEDIANOMALY, "test/annotation")}
     for path in tree:
         folder = path.parent.as_posix()
-        for name, members in groups.items():
+        for name, members in folders.items():
             if path.suffix.lower() == ".png" and f"/{folder}".endswith(f"/{name}"):
                 members.append(path)
-    if not all(groups[name] for name in MEDIANOMALY):
-        raise not_found(source, "BraTS 2021", LAYOUTS, tree)
-    masks = {path.name: path for path in groups["test/annotation"]}
-    tested = {_patient(path) for name in ("test/normal", "test/tumor") for path in groups[name]}
-    jobs, problems, leaks = list[Job](), list[str](), 0
+    if not all(folders[name] for name in MEDIANOMALY):
+        raise not_found_error(source, "BraTS 2021", LAYOUTS, tree)
+    masks = {path.name: path for path in folders["test/annotation"]}
+    tested = {_png_subject(path) for name in ("test/normal", "test/tumor") for path in folders[name]}
+    cases, problems, leaks = list[SourceCase](), list[str](), 0
     for name in MEDIANOMALY:
         split = name.partition("/")[0]
-        for path in groups[name]:
-            if split == "train" and _patient(path) in tested:
+        for path in folders[name]:
+            if split == "train" and _png_subject(path) in tested:
                 leaks += 1
                 continue
             mask = masks.get(path.name.replace("flair", "seg")) if name == "test/tumor" else None
             if name == "test/tumor" and mask is None:
                 problems.append(f"{path.as_posix()}: has no annotation of that name ('flair' replaced by 'seg')")
                 continue
-            make = partial(_picture, source / path, source / mask if mask else None, split, name, settings)
-            key = safe(f"{name.replace('/', '-')}-{path.stem}")
-            jobs.append(Job(key, _patient(path), (path, *([mask] if mask else [])), partial(make, key=key)))
-    counts = [(f"images in {name}", want, len(groups[name])) for name, want in MEDIANOMALY.items()]
+            convert = partial(_image, source / path, source / mask if mask else None, split, name, settings)
+            key = safe_name(f"{name.replace('/', '-')}-{path.stem}")
+            cases.append(SourceCase(key, _png_subject(path), (path, *([mask] if mask else [])), partial(convert, key=key)))
+    counts = [(f"images in {name}", want, len(folders[name])) for name, want in MEDIANOMALY.items()]
     notes = [f"{leaks} training images left out: their subjects are in the test set as well"] if leaks else []
     rules = [
-        "the benchmark's own pictures and split; centre-cropped and resized",
+        "the benchmark's own images and split; centre-cropped and resized",
         "masks by nearest neighbour, above 0 is tumour",
     ]
-    return Plan("MedIAnomaly PNGs", jobs, counts, rules, problems, notes)
+    return Plan("MedIAnomaly PNGs", cases, counts, rules, problems, notes)
 
 
-def _patient(path: Path) -> str:
-    """BraTS2021_00000_flair_60.png → BraTS2021_00000; a name without 'flair' stands for itself."""
+def _png_subject(path: Path) -> str:
+    """BraTS2021_00000_flair_60.png → BraTS2021_00000; a name without 'flair' is kept."""
     stem, found, _ = path.stem.partition("flair")
     return stem.rstrip("_-") if found and stem.rstrip("_-") else path.stem
 
 
-def _picture(path: Path, mask: Path | None, split: str, folder: str, settings: Settings, *, key: str) -> Made:
-    pixels, lesion = read_picture(path, [mask] if mask else [], settings.size, settings.fit)
+def _image(path: Path, mask: Path | None, split: str, folder: str, settings: Settings, *, key: str) -> CaseResult:
+    pixels, lesion = read_square_image(path, [mask] if mask else [], settings.size, settings.fit)
     if folder == "test/tumor" and not lesion.any():
-        return Made([], Counter({"lesion outside the picture": 1}))
+        return CaseResult([], Counter({"lesion outside the image": 1}))
     label = int(folder == "test/tumor")
-    return Made([Sample(key, pixels, label, split, lesion if label else None)])
+    return CaseResult([Sample(key, pixels, label, split, lesion if label else None)])

@@ -1,7 +1,7 @@
-"""BUSI: breast ultrasound. No patient is named, so near-duplicate images stand for subjects: no group is in two splits.
+"""BUSI: breast ultrasound. It names no patients, so a group of near-duplicate images counts as one subject.
 
-The paper trains on 32 normals and tests on the 647 images with a lesion, which leaves no normal to tell them from. Here the other
-101 normals are tested on as well.
+The paper trains on 32 normals and tests on the 647 images with a lesion, so its test set has no normal image. Here the other
+101 normals are in the test split too.
 """
 
 import re
@@ -14,44 +14,44 @@ import numpy as np
 from reshift.data.hashing import near_duplicates, perceptual_hash
 from reshift.data.prepare import LUMA
 from reshift.data.read import read_image
-from reshift.datasets.build import Job, Made, Plan, Sample, Settings, drawn, not_found, safe
-from reshift.datasets.slices import read_picture
+from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, not_found_error, safe_name, shuffled
+from reshift.datasets.samples import read_square_image
 from reshift.errors import UserError
 from reshift.system.progress import progress
 
 IMAGES = {"normal": 133, "benign": 437, "malignant": 210}
 TRAIN = 32
-NEAR = 40  # bits of 256 that may differ; docs/datasets.md says what that was measured against
+NEAR = 40  # bits of 256 that may differ; docs/datasets.md has the measurement
 NAME = re.compile(r"^(?P<image>(?P<kind>normal|benign|malignant) \((?P<number>\d+)\))(?P<mask>_mask(_\d+)?)?\.png$")
 LAYOUTS = ("benign/benign (1).png with benign (1)_mask.png, and malignant/ and normal/ alike (Dataset_BUSI_with_GT)",)
 
 
 def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
-    """Pair images with all their masks, group near-duplicates, and draw 32 normals to learn from."""
+    """Pair images with all their masks, group near-duplicates, and choose 32 normals to train on."""
     images, masks = dict[str, Path](), dict[str, list[Path]]()
     for path in tree:
         match = NAME.match(path.name)
         if match and match["mask"]:
-            masks.setdefault(match["image"], []).append(path)  # the whole "benign (1)", so that (10) is another
+            masks.setdefault(match["image"], []).append(path)  # the whole "benign (1)", which is not "benign (10)"
         elif match:
             images[match["image"]] = path
     if not images:
-        raise not_found(source, "BUSI", LAYOUTS, tree)
+        raise not_found_error(source, "BUSI", LAYOUTS, tree)
     problems = [f"{masks[name][0].as_posix()}: a mask without its image" for name in sorted(masks.keys() - images.keys())]
     unmarked = [name for name in sorted(images.keys() - masks.keys()) if not name.startswith("normal")]
     problems += [f"{images.pop(name).as_posix()}: has a lesion, but no mask" for name in unmarked]
     groups, damaged = _groups(images, source)
     problems += damaged
-    train = _draw(groups, settings.seed)
-    jobs = []
+    train = _choose_training(groups, settings.seed)
+    cases = []
     for name, subject in groups.items():
         split, files = "train" if name in train else "test", (images[name], *masks.get(name, []))
-        make = partial(_case, source / files[0], [source / f for f in files[1:]], name, split, settings)
-        jobs.append(Job(safe(name), subject, files, make))
+        convert = partial(_case, source / files[0], [source / f for f in files[1:]], name, split, settings)
+        cases.append(SourceCase(safe_name(name), subject, files, convert))
     kinds = Counter(name.partition(" ")[0] for name in images)
     expected = [(f"{kind} images", want, kinds[kind]) for kind, want in IMAGES.items()]
-    shown, notes = _report(groups)
-    return Plan("BUSI images", jobs, expected, _rules(settings), problems, notes, {"near_duplicates": shown})
+    duplicates, notes = _duplicates(groups)
+    return Plan("BUSI images", cases, expected, _rules(settings), problems, notes, {"near_duplicates": duplicates})
 
 
 def _rules(settings: Settings) -> list[str]:
@@ -77,10 +77,10 @@ def _groups(images: dict[str, Path], source: Path) -> tuple[dict[str, str], list
                 hashes.append(perceptual_hash(pixels[:, :, 0] if pixels.shape[2] == 1 else np.asarray(pixels @ LUMA)))
                 names.append(name)
             advance()
-    subject = {name: safe(name) for name in names}
+    subject = {name: safe_name(name) for name in names}
     for members in near_duplicates(np.stack(hashes), NEAR) if hashes else []:
         for row in members:
-            subject[names[row]] = safe(names[members[0]])
+            subject[names[row]] = safe_name(names[members[0]])
     return subject, problems
 
 
@@ -89,28 +89,28 @@ def _order(name: str) -> tuple[str, int]:
     return kind, int(number.strip("()"))
 
 
-def _draw(groups: dict[str, str], seed: int) -> set[str]:
-    """Draw whole groups of normals until there are 32 images; a group that also has a lesion stays with the test images."""
+def _choose_training(groups: dict[str, str], seed: int) -> set[str]:
+    """Choose whole groups of normals until there are 32 images; a group with a lesion goes to the test split."""
     members: dict[str, list[str]] = {}
     for name, subject in groups.items():
         members.setdefault(subject, []).append(name)
     pure = {s: names for s, names in members.items() if all(name.startswith("normal") for name in names)}
     wanted = min(TRAIN, sum(name.startswith("normal") for name in groups) // 2)
     train = set[str]()
-    for subject in drawn(pure, seed):
+    for subject in shuffled(pure, seed):
         if len(train) + len(pure[subject]) <= wanted:
             train |= set(pure[subject])
     return train
 
 
-def _report(groups: dict[str, str]) -> tuple[list[list[str]], list[str]]:
-    """The groups of more than one image, and what to know about them."""
+def _duplicates(groups: dict[str, str]) -> tuple[list[list[str]], list[str]]:
+    """The groups of more than one image, and notes about them."""
     members: dict[str, list[str]] = {}
     for name, subject in groups.items():
         members.setdefault(subject, []).append(name)
     shown = [names for names in members.values() if len(names) > 1]
     kinds = [{name.partition(" ")[0] for name in names} for names in shown]
-    notes = ["the paper's test set has no normal image; the normals not trained on are tested on here"]
+    notes = ["the paper's test set has no normal image; here it has the normals that are not in the training split"]
     if shown:
         across = sum(len(kind) > 1 for kind in kinds)
         count = sum(len(names) for names in shown)
@@ -120,13 +120,13 @@ def _report(groups: dict[str, str]) -> tuple[list[list[str]], list[str]]:
     return shown, notes
 
 
-def _case(path: Path, masks: list[Path], name: str, split: str, settings: Settings) -> Made:
-    pixels, lesion = read_picture(path, masks, settings.size, settings.fit)
+def _case(path: Path, masks: list[Path], name: str, split: str, settings: Settings) -> CaseResult:
+    pixels, lesion = read_square_image(path, masks, settings.size, settings.fit)
     kind = name.partition(" ")[0]
     if kind == "normal":
         if lesion.any():
-            raise UserError(f"{path}: a normal image whose mask is not empty; look at it, and remove one or the other")
-        return Made([Sample(safe(name), pixels, 0, split, note=kind)])
+            raise UserError(f"{path}: a normal image whose mask is not empty; remove the image or the mask")
+        return CaseResult([Sample(safe_name(name), pixels, 0, split, note=kind)])
     if not lesion.any():
-        return Made([], Counter({"lesion outside the crop": 1}))
-    return Made([Sample(safe(name), pixels, 1, split, lesion, note=kind)])
+        return CaseResult([], Counter({"lesion outside the crop": 1}))
+    return CaseResult([Sample(safe_name(name), pixels, 1, split, lesion, note=kind)])

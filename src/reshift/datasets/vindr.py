@@ -1,7 +1,6 @@
 """VinDr-CXR: chest X-rays as DICOM with the boxes of three radiologists, or MedIAnomaly's PNGs and ``data.json``."""
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Collection
 from functools import partial
@@ -12,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.data.image import Image
-from reshift.datasets.build import Job, Made, Plan, Sample, Settings, drawn, not_found, safe
-from reshift.datasets.slices import picture, read_picture
+from reshift.data.manifest import read_medianomaly
+from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, not_found_error, safe_name, shuffled
+from reshift.datasets.samples import read_square_image, square_image
 from reshift.errors import UserError
 
 IMAGES = 15000
@@ -30,43 +30,46 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom in the image
 
 
 class Findings(NamedTuple):
-    """What the readers marked in one image."""
+    """What the radiologists marked in one image."""
 
     names: tuple[str, ...]
     boxes: tuple[Box, ...]
 
 
 def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
-    """Choose 4000 + 1000 normals and 1000 abnormals: by ``data.json`` where there is one, else by the seed."""
+    """Choose 4000 + 1000 normals and 1000 abnormals: by ``data.json`` if there is one, else by the seed."""
     tables = [path for path in tree if path.name in TABLES]
     lists = [path for path in tree if path.name == "data.json"]
-    scans = {p.stem: p for p in tree if p.suffix in (".dicom", ".dcm") and p.parent.name == "train"}
-    pictures = {p.name: p for p in tree if p.parent.name == "images" and p.suffix.lower() in (".png", ".jpg", ".jpeg")}
-    chosen = _listed(source / lists[0]) if lists else None
+    dicoms = {p.stem: p for p in tree if p.suffix in (".dicom", ".dcm") and p.parent.name == "train"}
+    pngs = {p.name: p for p in tree if p.parent.name == "images" and p.suffix.lower() in (".png", ".jpg", ".jpeg")}
+    chosen = _read_split(source / lists[0]) if lists else None
     rules = [f"{settings.fit} to a square; images of more than 8 bits scaled by their own percentiles; MONOCHROME1 inverted"]
-    if chosen is not None and pictures and not scans:
-        return _ready(chosen, pictures, source, settings, rules)
-    if not tables or not scans:
-        raise not_found(source, "VinDr-CXR", LAYOUTS, tree)
+    if chosen is not None and pngs and not dicoms:
+        return _ready(chosen, pngs, source, settings, rules)
+    if not tables or not dicoms:
+        raise not_found_error(source, "VinDr-CXR", LAYOUTS, tree)
     known = _read_table(source / tables[0])
-    chosen = chosen or _drawn_split(known, settings.seed, scans.keys())
-    jobs, problems = list[Job](), list[str]()
+    chosen = chosen or _random_split(known, settings.seed, dicoms.keys())
+    cases, problems = list[SourceCase](), list[str]()
     for image, (split, label) in chosen.items():
-        if image not in scans or image not in known:
-            lacks = "train/ has no such DICOM" if image not in scans else f"{tables[0].name} does not list it"
+        if image not in dicoms or image not in known:
+            lacks = "train/ has no such DICOM" if image not in dicoms else f"{tables[0].name} does not list it"
             problems.append(f"{image}: {lacks}")
         elif label != bool(known[image].names):
-            problems.append(f"{image}: {lists[0].name} and {tables[0].name} disagree on whether it is normal")
+            problems.append(f"{image}: {lists[0].name} and {tables[0].name} disagree whether it is normal")
         else:
-            make = partial(_case, source / scans[image], image, split, label, known[image], settings)
-            jobs.append(Job(image, image, (scans[image],), make))
+            convert = partial(_case, source / dicoms[image], image, split, label, known[image], settings)
+            cases.append(SourceCase(image, image, (dicoms[image],), convert))
     expected = [("images with labels", IMAGES, len(known)), *_expected(chosen)]
-    rules += ["normal: no reader found anything; abnormal: any did", "rough masks: the union of all readers' boxes"]
-    rules += ["split: the benchmark's data.json" if lists else "split: drawn by the seed from images, since no patient is named"]
-    return Plan("DICOM and boxes", jobs, expected, rules, problems, [_ROUGH])
+    rules += [
+        "normal: no radiologist found anything; abnormal: at least one did",
+        "rough masks: the union of all radiologists' boxes",
+    ]
+    rules += ["split: the benchmark's data.json" if lists else "split: by the seed, over images, because patients are not named"]
+    return Plan("DICOM and boxes", cases, expected, rules, problems, [_ROUGH])
 
 
-_ROUGH = "masks are boxes and include healthy tissue: read pixel figures as rough; the paper gives none here"
+_ROUGH = "masks are boxes and include healthy tissue: pixel metrics are rough, and the paper has none here"
 
 
 def _expected(chosen: dict[str, tuple[str, int]]) -> list[tuple[str, int, int]]:
@@ -76,7 +79,7 @@ def _expected(chosen: dict[str, tuple[str, int]]) -> list[tuple[str, int, int]]:
 
 
 def _read_table(path: Path) -> dict[str, Findings]:
-    """Image → findings; a row's box is empty when its reader saw nothing."""
+    """Image → findings. A row without a finding has no box."""
     names, boxes = dict[str, set[str]](), dict[str, list[Box]]()
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
@@ -85,10 +88,10 @@ def _read_table(path: Path) -> dict[str, Findings]:
             raise UserError(f"{path}: has no column '{missing[0]}'; a VinDr label table has {', '.join(COLUMNS)}")
         for row in reader:
             image = row["image_id"]
-            mine, marked = names.setdefault(image, set()), boxes.setdefault(image, [])
+            found, marked = names.setdefault(image, set()), boxes.setdefault(image, [])
             if row["class_name"] == NOTHING:
                 continue
-            mine.add(row["class_name"])
+            found.add(row["class_name"])
             try:
                 left, top, right, bottom = (float(row[column]) for column in COLUMNS[2:])
             except ValueError:
@@ -97,65 +100,58 @@ def _read_table(path: Path) -> dict[str, Findings]:
     return {image: Findings(tuple(sorted(found)), tuple(boxes[image])) for image, found in names.items()}
 
 
-def _drawn_split(known: dict[str, Findings], seed: int, there: Collection[str]) -> dict[str, tuple[str, int]]:
-    """A fifth of the normals at most is tested on, so that a part of the download still has images to learn from."""
-    have = {image: found for image, found in known.items() if image in there}
-    normal = drawn((image for image, found in have.items() if not found.names), seed)
-    abnormal = drawn((image for image, found in have.items() if found.names), seed)
+def _random_split(known: dict[str, Findings], seed: int, available: Collection[str]) -> dict[str, tuple[str, int]]:
+    """At most a fifth of the normals go to the test split, so that a partial download still has training images."""
+    have = {image: found for image, found in known.items() if image in available}
+    normal = shuffled((image for image, found in have.items() if not found.names), seed)
+    abnormal = shuffled((image for image, found in have.items() if found.names), seed)
     tested = min(SPLIT["test normals"], len(normal) // 5)
     split = dict.fromkeys(normal[:tested], ("test", 0))
     split |= dict.fromkeys(normal[tested : tested + SPLIT["train normals"]], ("train", 0))
     return split | dict.fromkeys(abnormal[: SPLIT["test abnormals"]], ("test", 1))
 
 
-def _listed(path: Path) -> dict[str, tuple[str, int]]:
-    """The benchmark's split; its "unlabeled" lists are not used."""
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        lists = ((("train", 0), table["train"]["0"]), (("test", 0), table["test"]["0"]), (("test", 1), table["test"]["1"]))
-        rows = [(str(name).rpartition(".")[0] or str(name), place) for place, names in lists for name in names]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: not a MedIAnomaly data.json (needs train/0, test/0 and test/1 lists)") from None
+def _read_split(path: Path) -> dict[str, tuple[str, int]]:
+    """The benchmark's split: image → (split, label)."""
+    rows = [(name.rpartition(".")[0] or name, (split, label)) for split, label, name in read_medianomaly(path)]
     repeated = [name for name, count in Counter(name for name, _ in rows).items() if count > 1]
     if repeated:
         raise UserError(f"{path}: lists {repeated[0]} twice; that leaks, take the original file")
     return dict(rows)
 
 
-def _ready(
-    chosen: dict[str, tuple[str, int]], pictures: dict[str, Path], source: Path, settings: Settings, rules: list[str]
-) -> Plan:
-    jobs, problems, files = list[Job](), list[str](), {Path(name).stem: path for name, path in pictures.items()}
+def _ready(chosen: dict[str, tuple[str, int]], pngs: dict[str, Path], source: Path, settings: Settings, rules: list[str]) -> Plan:
+    cases, problems, files = list[SourceCase](), list[str](), {Path(name).stem: path for name, path in pngs.items()}
     for image, (split, label) in chosen.items():
         if image not in files:
             problems.append(f"images/{image}: listed in data.json, but not there")
             continue
-        key = safe(image)
-        jobs.append(Job(key, key, (files[image],), partial(_picture, source / files[image], key, split, label, settings)))
-    notes = ["no masks: the PNGs were stretched to a square, and the boxes are not among them"]
-    return Plan("MedIAnomaly PNGs", jobs, _expected(chosen), [*rules, "split: the benchmark's data.json"], problems, notes)
+        key = safe_name(image)
+        cases.append(SourceCase(key, key, (files[image],), partial(_image, source / files[image], key, split, label, settings)))
+    notes = ["no masks: the PNGs were stretched to a square and come without boxes"]
+    return Plan("MedIAnomaly PNGs", cases, _expected(chosen), [*rules, "split: the benchmark's data.json"], problems, notes)
 
 
-def _picture(path: Path, key: str, split: str, label: int, settings: Settings) -> Made:
-    pixels, _ = read_picture(path, [], settings.size, settings.fit)
-    return Made([Sample(key, pixels, label, split)])
+def _image(path: Path, key: str, split: str, label: int, settings: Settings) -> CaseResult:
+    pixels, _ = read_square_image(path, [], settings.size, settings.fit)
+    return CaseResult([Sample(key, pixels, label, split)])
 
 
-def _case(path: Path, key: str, split: str, label: int, found: Findings, settings: Settings) -> Made:
+def _case(path: Path, key: str, split: str, label: int, found: Findings, settings: Settings) -> CaseResult:
     from reshift.data.dicom.series import read_dicom
 
     image = read_dicom(path)
     if not isinstance(image, Image):
         raise UserError(f"{path}: holds several frames; a chest X-ray has one")
     boxes = boxes_mask(found.boxes, image.pixels.shape[0], image.pixels.shape[1])
-    pixels, mask = picture(image, [boxes], settings.size, settings.fit)
+    pixels, mask = square_image(image, [boxes], settings.size, settings.fit)
     if label and not mask.any():
-        return Made([], Counter({"every box outside the crop": 1}))
-    return Made([Sample(key, pixels, label, split, mask if label else None, note="; ".join(found.names))])
+        return CaseResult([], Counter({"every box outside the crop": 1}))
+    return CaseResult([Sample(key, pixels, label, split, mask if label else None, note="; ".join(found.names))])
 
 
 def boxes_mask(boxes: tuple[Box, ...], height: int, width: int) -> NDArray[np.bool_]:
-    """The union of boxes, ``(height, width)``; a pixel that a box touches is inside."""
+    """The union of boxes, ``(height, width)``; a pixel that touches a box is inside."""
     mask = np.zeros((height, width), dtype=bool)
     for left, top, right, bottom in boxes:
         rows = slice(max(0, int(np.floor(top))), max(0, int(np.ceil(bottom))))

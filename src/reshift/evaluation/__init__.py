@@ -1,4 +1,4 @@
-"""How good a model is: metrics, ``evaluate``, ``compare``, ``select``.
+"""How good a model is: ``metrics``, ``evaluate``, ``compare``, ``select``. Computes and stores; ``reports`` shows the results.
 
-May import what lies below it: data, inference, training.
+May import data, inference and training.
 """

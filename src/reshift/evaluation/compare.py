@@ -1,6 +1,5 @@
-"""``reshift compare``: several methods on the same test images: one table with intervals, paired tests, maps side by side."""
+"""Several methods on the same test images: their metrics with intervals, and paired tests against the first method."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,35 +9,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
-from reshift.evaluation.metrics.confidence import delong, paired_image, paired_pixels
+from reshift.evaluation.metrics.confidence import Paired, delong, paired_image, paired_pixels
+from reshift.evaluation.metrics.table import METRICS, Metric, select_metrics
 from reshift.evaluation.results import Results, load_results, subject_pixels
 from reshift.methods import caveat
-from reshift.reports.comparison import IMAGE_FIGURES, PIXEL_FIGURES, markdown, page
-from reshift.system.files import atomic_json, atomic_text, writable_folder
+
+LEVELS = ("image", "pixel")
 
 
 class Run(NamedTuple):
-    """One row of the comparison."""
+    """One evaluation of the comparison."""
 
     label: str
     results: Results
     scores: NDArray[np.float64]  # of the shared images, in the shared order
 
 
-def compare(folders: Sequence[Path], out: Path) -> dict[str, Any]:
-    """Write ``compare.json``, ``compare.md`` and ``compare.html``; return the first. Tests are against the first run."""
+class Comparison(NamedTuple):
+    """Evaluations of one test set, and the images that all of them have."""
+
+    runs: list[Run]
+    images: list[str]
+    table: dict[str, Any]  # the content of compare.json
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Read the evaluations and compare each with the first."""
     runs, names = _load(folders)
-    writable_folder(out)
-    first = runs[0]
-    rows = [
-        _row(run) | ({"against": first.label, "paired": _paired(first, run, names)} if run is not first else {}) for run in runs
-    ]
-    datasets = {str(run.results.metrics.get("dataset")) for run in runs}
-    table = {"dataset": " / ".join(sorted(datasets)), "images": len(names), "runs": rows, "warnings": _warnings(runs, names)}
-    atomic_json(out / "compare.json", table)
-    atomic_text(out / "compare.md", markdown(table))
-    atomic_text(out / "compare.html", page(table, [(run.label, run.results) for run in runs], names))
-    return table
+    rows = [_row(run) for run in runs]
+    for row, run in zip(rows[1:], runs[1:], strict=True):
+        row |= {"against": runs[0].label, "paired": _paired(runs[0], run, names)}
+    table = {"dataset": " / ".join(_datasets(runs)), "images": len(names), "runs": rows, "warnings": _warnings(runs, names)}
+    return Comparison(runs, names, table)
 
 
 def _load(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -51,12 +53,10 @@ def _load(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     if not names:
         raise UserError(f"{folders[0]} and {folders[1]} have no test image in common; compare evaluations of one test set")
     for name in names:
-        labels = {cases[name]["label"] for cases in by_name}
-        if len(labels) > 1:
+        if len({cases[name]["label"] for cases in by_name}) > 1:
             raise UserError(f"{name} is normal in one evaluation and abnormal in another; compare evaluations of one test set")
     scores = [np.array([cases[name]["score"] for name in names]) for cases in by_name]
-    labels_ = _labels(found, folders)
-    return [Run(*triple) for triple in zip(labels_, found, scores, strict=True)], names
+    return [Run(*parts) for parts in zip(_labels(found, folders), found, scores, strict=True)], names
 
 
 def _labels(found: Sequence[Results], folders: Sequence[Path]) -> list[str]:
@@ -70,11 +70,10 @@ def _labels(found: Sequence[Results], folders: Sequence[Path]) -> list[str]:
 
 def _row(run: Run) -> dict[str, Any]:
     metrics = run.results.metrics
-    intervals = metrics.get("intervals") or {}
     row: dict[str, Any] = {"label": run.label, "method": metrics["method"], "seed": metrics.get("seed")}
-    for level, figures in (("image", IMAGE_FIGURES), ("pixel", PIXEL_FIGURES)):
-        known = intervals.get(level) or {}
-        row[level] = {name: {"value": metrics[level].get(name), "interval": known.get(name)} for name in figures}
+    for level in LEVELS:
+        shown = select_metrics(level, place="tables")
+        row[level] = {m.name: {"value": m.read(metrics), "interval": m.read_interval(metrics)} for m in shown}
     return row
 
 
@@ -83,18 +82,21 @@ def _paired(first: Run, other: Run, names: Sequence[str]) -> dict[str, Any]:
     cases = {str(case["input"]): case for case in first.results.cases}
     labels = np.array([cases[name]["label"] == 1 for name in names])
     subjects = [str(cases[name]["subject"]) for name in names]
-    first_limit, other_limit = (run.results.metrics["image"].get("threshold") for run in (first, other))
-    image = {"auc": delong(labels, other.scores, first.scores)}
-    for name in IMAGE_FIGURES[1:]:
-        image[name] = paired_image(labels, other.scores, first.scores, subjects, other_limit, first_limit, name)
+    thresholds = [METRICS["image.threshold"].read(run.results.metrics) for run in (other, first)]
     a, b = subject_pixels(other.results), subject_pixels(first.results)
     whole = len(first.results.cases) == len(other.results.cases) == len(names)  # pixel counts are of all cases, not of some
-    same = whole and a is not None and b is not None and a.subjects == b.subjects
-    pixel = {name: paired_pixels(a, b, name) if same and a and b else None for name in PIXEL_FIGURES}
-    plain = {
-        level: {k: v._asdict() if v else None for k, v in found.items()} for level, found in (("image", image), ("pixel", pixel))
-    }
-    return json.loads(json.dumps(plain))  # type: ignore[no-any-return]
+
+    def test(metric: Metric) -> Paired | None:
+        if metric.samples is None:
+            return None
+        if metric.level == "pixel":
+            return paired_pixels(a, b, metric.name) if whole and a and b and a.subjects == b.subjects else None
+        if metric.delong:
+            return delong(labels, other.scores, first.scores)
+        return paired_image(labels, other.scores, first.scores, subjects, thresholds[0], thresholds[1], metric.name)
+
+    found = {level: {m.name: test(m) for m in select_metrics(level, place="tables")} for level in LEVELS}
+    return {level: {name: test and test._asdict() for name, test in tests.items()} for level, tests in found.items()}
 
 
 def _warnings(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
@@ -104,5 +106,9 @@ def _warnings(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
         if len(run.results.cases) != len(names)
     ]
     out += dict.fromkeys(text for run in runs if (text := caveat(run.results.metrics["method"])))
-    datasets = {str(run.results.metrics.get("dataset")) for run in runs}
-    return out + (["the evaluations carry different data set names: " + ", ".join(sorted(datasets))] if len(datasets) > 1 else [])
+    datasets = _datasets(runs)
+    return out + ([f"the evaluations have different data set names: {', '.join(datasets)}"] if len(datasets) > 1 else [])
+
+
+def _datasets(runs: Sequence[Run]) -> list[str]:
+    return sorted({str(run.results.metrics.get("dataset")) for run in runs})

@@ -1,33 +1,33 @@
-"""``reshift evaluate``: the test split through a bundle → ``metrics.json``, ``cases.jsonl`` and ``report.html``."""
+"""``reshift evaluate``: the test split through a bundle → ``metrics.json``, ``cases.jsonl`` and arrays for figures."""
 
 import dataclasses
 import io
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reshift.data.consensus import place, together
-from reshift.data.manifest import Case, expand
-from reshift.data.prepare import Prepared, prepare_mask
-from reshift.data.read import read_picture, read_region
-from reshift.data.source import ahead
-from reshift.errors import UserError, reason
-from reshift.evaluation.metrics.confidence import image_intervals, mean_interval, pixel_intervals
-from reshift.evaluation.metrics.image import image_metrics
+from reshift.data.cases import Case, expand_volumes
+from reshift.data.prepare import Prepared, prepare, prepare_mask
+from reshift.data.read import read_image, read_mask
+from reshift.errors import UserError
+from reshift.evaluation.metrics.confidence import image_intervals, pixel_intervals
 from reshift.evaluation.metrics.pixels import PixelMetrics
-from reshift.inference.acquisition import Judged
-from reshift.inference.model import Model, agreed, grouped
-from reshift.reports.build import make_report, warnings
-from reshift.reports.page import ReportCase, heat_thumbnail, mask_thumbnail, thumbnail, write_report
-from reshift.system.files import atomic_bytes, atomic_json, atomic_text, writable_folder
+from reshift.evaluation.metrics.table import image_metrics, pixel_metrics, select_metrics
+from reshift.inference.acquisition import run_warning
+from reshift.inference.bundle import Bundle
+from reshift.inference.consensus import place, together
+from reshift.inference.model import Model
+from reshift.inference.result import assess
+from reshift.inference.stream import Sample, average_stacks, predict_samples, prepare_sample
+from reshift.methods import caveat
+from reshift.system.files import atomic_bytes, atomic_json, atomic_text, create_output_folder
 from reshift.system.progress import progress
 
 if TYPE_CHECKING:
@@ -36,64 +36,45 @@ if TYPE_CHECKING:
 TRAINING_SAMPLE = 512  # training normals whose features AHI compares with
 
 
-class _Input(NamedTuple):
-    prepared: Prepared
-    mask: NDArray[np.bool_] | None
-    ignore: NDArray[np.bool_] | None
-
-
-class Evaluated(NamedTuple):
-    """One test image's outcome at network resolution."""
-
-    case: Case
-    pixels: NDArray[np.float32]
-    mask: NDArray[np.bool_] | None
-    score: float
-    heatmap: NDArray[np.float32]
-    features: NDArray[np.float32] | None  # the detector's embedding of the image, if it has one
-    judged: Judged | None  # how like the training images it was taken
-    ignore: NDArray[np.bool_] | None  # pixels that take part in no figure; none of them is in the mask
-
-
 def evaluate(
     model: Model,
     cases: Sequence[Case],
     out: Path,
     dataset: str,
     indices: "NormativeIndices | None" = None,
-    watch: Callable[[Evaluated], object] | None = None,
+    on_case: Callable[[Sample[Case]], object] = lambda _: None,
+    *,
+    keep_arrays: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Score the test cases and write everything under ``out``; return the metrics and the cases that could not be read.
+    """Score the test cases and write the results to ``out``; return the metrics and the cases that could not be read.
 
-    With ``indices`` (see ``normative_indices``) the quality of the restorations is measured too. With ``watch`` every image's
-    outcome is handed over instead of being kept under ``out/arrays``.
+    With ``indices`` (see ``normative_indices``) the quality of the restorations is measured, too. ``on_case`` is called with
+    every predicted image. Image, map and mask are written to ``out/arrays`` if ``keep_arrays``.
     """
-    writable_folder(out)
+    create_output_folder(out)
     begun = time.monotonic()
-    reference = model.bundle.calibration.reference if model.bundle.calibration else None
-    pixels = PixelMetrics(reference.pixel_threshold if reference else None)
-    rows, shown, errors, features = list[dict[str, Any]](), list[ReportCase](), list[str](), list[NDArray[np.float32]]()
-    given, cases = len(cases), expand(cases, model.bundle.config.data, errors)
+    calibration = model.bundle.calibration
+    pixels = PixelMetrics(calibration.reference.pixel_threshold if calibration else None)
+    rows, errors, features = list[dict[str, Any]](), list[str](), list[NDArray[np.float32]]()
+    given, cases = len(cases), expand_volumes(cases, model.bundle.config.data, errors)
     cases = together(cases) if model.bundle.config.data.consensus else cases
     with progress("evaluating", len(cases)) as advance:
-        for item in _run(model, cases, errors):
+        for item in _predict(model, cases, errors):
             if item.mask is not None or item.case.label == 0:  # an abnormal image without a mask says nothing about pixels
                 pixels.add(item.heatmap, item.mask, ignore=item.ignore, subject=item.case.subject)
-            rows.append(_row(model, item) | _hand_over(out, len(rows), item, watch))
+            rows.append(_row(model, item) | (_save_arrays(out, len(rows), item) if keep_arrays else {}))
+            features += [item.embedding] if item.embedding is not None else []
             if indices is not None:
                 _restore(model, indices, item)
-            features += [item.features] if item.features is not None else []
-            shown.append(_shown(model, item, rows[-1]))
+            on_case(item)
             advance()
     if not rows:
         raise UserError(f"none of the {given} test images could be scored; the first: {errors[0]}")
     metrics = _metrics(model, rows, pixels, dataset, time.monotonic() - begun)
-    metrics["normative"] = indices.result() if indices is not None else None
-    metrics["warnings"] = warnings(model.bundle, rows, errors) + model.warnings()
+    metrics |= {"normative": indices and indices.result(), "warnings": _warnings(model.bundle, rows, errors) + model.warnings()}
     _save_counts(out, pixels, features)
     atomic_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     atomic_json(out / "metrics.json", metrics)
-    write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown))
     return metrics, errors
 
 
@@ -103,20 +84,20 @@ def normative_indices(model: Model, training: Sequence[Case]) -> "NormativeIndic
     from reshift.nets.features import efficientnet_lite0
     from reshift.nets.lpips import lpips_alexnet
 
-    if not hasattr(model.detector, "pseudo_healthy"):
+    if not model.detector.overrides("pseudo_healthy"):
         raise UserError(f"method '{model.bundle.config.method}' restores no images, so it has no normative indices")
     distance = lpips_alexnet(model.device) if os.environ.get("RESHIFT_LPIPS") else None
     indices = NormativeIndices(efficientnet_lite0(model.device), distance)
-    training = expand(training, model.bundle.config.data)
+    training = expand_volumes(training, model.bundle.config.data)
     chosen = np.random.default_rng(0).permutation(len(training))[:TRAINING_SAMPLE]
     for i in sorted(chosen):  # slices of one volume together
-        image = model.prepare(read_picture(training[i].image, training[i].slice)).pixels[None]
+        image = prepare(read_image(training[i].image, training[i].slice), model.bundle.config.data).pixels[None]
         indices.add_training(torch.from_numpy(image).to(model.device))
     return indices
 
 
-def _restore(model: Model, indices: "NormativeIndices", item: Evaluated) -> None:
-    x = torch.from_numpy(item.pixels[None]).to(model.device)
+def _restore(model: Model, indices: "NormativeIndices", item: Sample[Case]) -> None:
+    x = torch.from_numpy(item.prepared.pixels[None]).to(model.device)
     restored = model.restored(x)
     if item.case.label == 0:
         indices.add_normal(x, restored)
@@ -131,13 +112,10 @@ def _save(path: Path, writer: Callable[..., None], *arrays: Any, **named: Any) -
     atomic_bytes(path, buffer.getvalue())
 
 
-def _hand_over(out: Path, index: int, item: Evaluated, watch: Callable[[Evaluated], object] | None) -> dict[str, str]:
+def _save_arrays(out: Path, index: int, item: Sample[Case]) -> dict[str, str]:
     """Image, map and mask at network resolution: figures and comparisons are drawn from these, without the model."""
-    if watch is not None:
-        watch(item)
-        return {}
     name = f"arrays/{index:05d}.npz"
-    grey = np.rint((item.pixels.mean(0) + 1.0) * 127.5).astype(np.uint8)
+    grey = np.rint((item.prepared.pixels.mean(0) + 1.0) * 127.5).astype(np.uint8)
     known = {name: region for name in ("mask", "ignore") if (region := getattr(item, name)) is not None}
     _save(out / name, np.savez_compressed, image=grey, heatmap=item.heatmap.astype(np.float16), **known)
     return {"arrays": name}
@@ -155,102 +133,73 @@ def _save_counts(out: Path, pixels: PixelMetrics, features: Sequence[NDArray[np.
     _save(out / "subjects.npz", np.savez_compressed, **dataclasses.asdict(by_subject))
 
 
-def _run(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Evaluated]:
-    """Score the cases, and let the slices of a stack agree if that is wished."""
-    found = ((item, item.score, item.heatmap) for item in _looked(model, cases, errors))
-    for item, score, heatmap in agreed(model, found, lambda item: place(item.case)):
-        yield item._replace(score=score, heatmap=heatmap)
+def _predict(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Sample[Case]]:
+    """Predict the cases that can be read; what is wrong with the others is appended to ``errors``."""
 
+    def read(case: Case) -> Sample[Case]:
+        sample = prepare_sample(case, read_image(case.image, case.slice), model.bundle.config.data)
+        mask, ignore = (_region(model, path, case, sample.prepared) for path in (case.mask, case.ignore))
+        sample.image, sample.ignore = None, ignore
+        sample.mask = mask & ~ignore if mask is not None and ignore is not None else mask
+        return sample
 
-def _looked(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator[Evaluated]:
-    def load(case: Case) -> _Input:
-        prepared = model.prepare(read_picture(case.image, case.slice))
-        mask, ignore = (_region(model, path, case, prepared) for path in (case.mask, case.ignore))
-        return _Input(prepared, mask & ~ignore if mask is not None and ignore is not None else mask, ignore)
-
-    for group in grouped(ahead(load, cases), model.batch):
-        errors += [reason(err) for _, future in group if (err := future.exception()) is not None]
-        good = [(case, future.result()) for case, future in group if future.exception() is None]
-        if not good:
-            continue
-        stack = np.stack([item.prepared.pixels for _, item in good])
-        embedded, judged = model.features(stack), model.judge(stack)
-        for i, ((case, item), score, heatmap) in enumerate(zip(good, *model.run(stack), strict=True)):
-            if math.isfinite(score):
-                features = embedded[i] if embedded is not None else None
-                yield Evaluated(case, item.prepared.pixels, item.mask, score, heatmap, features, judged[i], item.ignore)
-            else:
-                errors.append(f"{case.image}: the model's score is {score}; its training may have diverged")
+    for sample in average_stacks(model, predict_samples(model, cases, read, embed=True), place):
+        if sample.error is None:
+            yield sample
+        else:
+            errors.append(str(sample.error))
 
 
 def _region(model: Model, path: Path | None, case: Case, prepared: Prepared) -> NDArray[np.bool_] | None:
     if path is None:
         return None
     try:
-        return prepare_mask(read_region(path, case.image, case.slice), prepared.geometry, model.bundle.config.data.size)
+        return prepare_mask(read_mask(path, case.image, case.slice), prepared.geometry, model.bundle.config.data.size)
     except ValueError as err:
         raise UserError(f"{path}: {err}") from None
 
 
-def _row(model: Model, item: Evaluated) -> dict[str, Any]:
-    calibration, case = model.bundle.calibration, item.case
-    p_value = calibration.p_value(item.score) if calibration else None
-    flag = item.score > calibration.reference.image_threshold if calibration else None
-    judged = item.judged._asdict() if item.judged else dict.fromkeys(Judged._fields)
+def _row(model: Model, item: Sample[Case]) -> dict[str, Any]:
+    case = item.case
     return {
         "input": case.name,
         "label": case.label,
         "subject": case.subject,
         "note": case.note,
         "score": item.score,
-        "p_value": p_value,
-        "flag": flag,
-        **judged,
+        **assess(item, model.bundle.calibration)._asdict(),
         "lesion_pixels": int(item.mask.sum()) if item.mask is not None else None,
     }
 
 
-def _shown(model: Model, item: Evaluated, row: dict[str, Any]) -> ReportCase:
-    scale = model.bundle.calibration.heat_scale if model.bundle.calibration else 1.0
-    return ReportCase(
-        name=row["input"],
-        label=row["label"],
-        score=row["score"],
-        p_value=row["p_value"],
-        flag=row["flag"],
-        note=row["note"],
-        image=thumbnail(item.pixels),
-        heatmap=heat_thumbnail(item.heatmap, scale),
-        mask=mask_thumbnail(item.mask) if item.mask is not None else None,
-    )
-
-
-def _lesion_intervals(pixels: PixelMetrics) -> dict[str, tuple[float, float] | None]:
-    """Intervals of the figures that are means: Dice over abnormal images, and the share of lesions found."""
-    subjects, lesions, found = zip(*pixels.lesion_images, strict=True)
-    if not pixels.dice_per_image:  # no threshold
-        return {"dice_per_image": None, "lesion_rate": None}
-    dice = mean_interval(pixels.dice_per_image, np.ones(len(subjects)).tolist(), subjects)
-    return {"dice_per_image": dice, "lesion_rate": mean_interval(found, lesions, subjects)}
+def _warnings(bundle: Bundle, rows: Sequence[dict[str, Any]], errors: Sequence[str]) -> list[str]:
+    """Everything that lowers the trust in the metrics, one line each."""
+    calibration = bundle.calibration
+    out = calibration.warnings() if calibration else ["the bundle is not calibrated: no thresholds, no p-values"]
+    # Of normals only: an abnormal image may differ because of its lesion, a normal one should not.
+    unlike = run_warning([row["differs"] for row in rows if row["label"] == 0 and row["differs"] is not None])
+    out += [unlike] if unlike else []
+    out += [text] if (text := caveat(bundle.config.method)) else []
+    if errors:
+        out.append(f"{len(errors)} test image(s) could not be scored and are left out; the first: {errors[0]}")
+    return out
 
 
 def _metrics(model: Model, rows: list[dict[str, Any]], pixels: PixelMetrics, dataset: str, seconds: float) -> dict[str, Any]:
     labels = np.array([row["label"] == 1 for row in rows])
     scores = np.array([row["score"] for row in rows], dtype=np.float64)
     subjects = [row["subject"] for row in rows]
-    calibration, by_subject = model.bundle.calibration, pixels.by_subject()
+    calibration = model.bundle.calibration
     threshold = calibration.reference.image_threshold if calibration else None
     counts = {"normal": int((~labels).sum()), "abnormal": int(labels.sum()), "subjects": len(set(subjects))}
     return {
         "image": image_metrics(labels, scores, threshold),
-        "pixel": pixels.result(),
+        "pixel": pixel_metrics(pixels),
         "n": {**counts, "pixels": pixels.pixels if pixels.lesion else 0},
         "intervals": {
             "level": 0.95,
             "image": image_intervals(labels, scores, subjects, threshold),
-            "pixel": pixel_intervals(by_subject) | _lesion_intervals(pixels)
-            if by_subject is not None and pixels.lesion
-            else None,
+            "pixel": _pixel_intervals(pixels),
         },
         "lesions": pixels.lesions(),
         "method": model.bundle.config.method,
@@ -259,3 +208,12 @@ def _metrics(model: Model, rows: list[dict[str, Any]], pixels: PixelMetrics, dat
         "seed": model.bundle.config.seed,
         "seconds": round(seconds, 3),
     }
+
+
+def _pixel_intervals(pixels: PixelMetrics) -> dict[str, tuple[float, float] | None] | None:
+    """Intervals of the pixel metrics and of the share of lesions found; None without lesions."""
+    by_subject = pixels.by_subject()
+    if by_subject is None or not pixels.lesion:
+        return None
+    own = {m.name: m.interval(pixels) for m in select_metrics("pixel") if m.interval is not None}
+    return {**pixel_intervals(by_subject), **own, "lesion_rate": pixels.lesion_rate_interval()}

@@ -1,7 +1,7 @@
-"""How healthy do restorations look? RQI, AHI and CACI after Bercea et al. (Nat. Commun. 16:1624, 2025), in our reading.
+"""How healthy restorations look: RQI, AHI and CACI after Bercea et al. (Nat. Commun. 16:1624, 2025), in our reading.
 
-Their code logs the ingredients and nowhere combines them, so the combinations here are inferred and every ingredient is
-reported beside them. Images are ``(B, C, H, W)`` in [-1, 1]; what cannot be computed is None, never 0.
+Their code logs the ingredients but does not combine them, so the combinations here are inferred, and every ingredient is
+reported with them. Images are ``(B, C, H, W)`` in [-1, 1]; what cannot be computed is None, never 0.
 """
 
 import math
@@ -20,8 +20,7 @@ from reshift.nets.lpips import Distance, Lpips
 
 READING = "our reading of Bercea et al. 2025; combinations inferred"
 WINDOW = 7  # SSIM's, scikit-image's default
-FOREGROUND = 0.05  # on the 0…1 grey scale; what is darker counts as background unless the caller knows better
-BATCH = 16  # images per pass through the feature net
+FOREGROUND = 0.05  # on the 0…1 grey scale; darker pixels count as background
 SETS = ("training", "unseen", "abnormal", "restored")  # N, UN, P and RP of AHI
 
 Rows = NDArray[np.float64]  # (n, d)
@@ -74,9 +73,9 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 def frechet_gaussians(mean_a: Rows, cov_a: Rows, mean_b: Rows, cov_b: Rows) -> float:
     """Squared Fréchet distance of two Gaussians: |μ_a - μ_b|² + tr(Σ_a + Σ_b - 2 (Σ_a Σ_b)^½).
 
-    The last trace is that of the root of the symmetric √Σ_a Σ_b √Σ_a, by eigen-decomposition. Singular covariances are no
-    exception there, so none is ridged: a ridge ε adds √(ελ) for every direction that only one of the sets spans, which for
-    sets smaller than the dimension is no small change.
+    The last trace is that of the root of the symmetric √Σ_a Σ_b √Σ_a, by eigen-decomposition. It works for singular
+    covariances, so no ridge is added: a ridge ε adds √(ελ) for every direction that only one of the sets spans, which is a
+    large change for sets smaller than the dimension.
     """
     values, vectors = np.linalg.eigh(cov_a)
     root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
@@ -106,7 +105,7 @@ def rqi(restored: Sequence[float], black: Sequence[float]) -> float | None:
 def ahi(abnormal: float | None, restored: float | None, unseen: float | None) -> float | None:
     """Anomaly to healthy, from Fréchet distances to the training normals: clip((P - RP) / (P - UN), 0, 1).
 
-    None when the abnormal images are no farther from the training normals than unseen normals: there is no way to go.
+    None when the abnormal images are no farther from the training normals than unseen normals: there is nothing to improve.
     """
     if abnormal is None or restored is None or unseen is None or abnormal <= unseen:
         return None
@@ -131,7 +130,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 @dataclass
 class NormativeIndices:
-    """Streaming: add batches in any order, then read ``result``. It keeps features and figures, no images.
+    """Add batches in any order, then read ``result``. It keeps features and values, no images.
 
     ``net`` gives the features of AHI, ``distance`` (say, LPIPS) the perceptual distance; without it, ``net`` gives both.
     """
@@ -140,33 +139,32 @@ class NormativeIndices:
     distance: Lpips | None = None
     seed: int = 0  # of the draw that cuts the sets of AHI to one size
     features: dict[str, list[Rows]] = field(default_factory=dict)
-    figures: dict[str, list[float]] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
 
     def add_normal(self, x: Tensor, restored: Tensor) -> None:
         """Normal test images and their restorations."""
         restored, measure = restored.clamp(-1, 1), self.distance or self.net
-        self._keep("unseen", x)
-        self._note("mae", (_grey(x) - _grey(restored)).abs().mean((1, 2, 3)))
-        self._note("ssim", ssim(_grey(x), _grey(restored)))
-        self._note("distance", perceptual_distance(measure, x, restored).scalar)
+        self._add_features("unseen", x)
+        self._add_values("mae", (_grey(x) - _grey(restored)).abs().mean((1, 2, 3)))
+        self._add_values("ssim", ssim(_grey(x), _grey(restored)))
+        self._add_values("distance", perceptual_distance(measure, x, restored).scalar)
         black = torch.full_like(x[:1], -1.0)  # one serves the whole batch
-        self._note("distance_to_black", perceptual_distance(measure, x, black).scalar)
+        self._add_values("distance_to_black", perceptual_distance(measure, x, black).scalar)
 
     def add_training(self, x: Tensor) -> None:
         """Some of the normals the model was trained on."""
-        self._keep("training", x)
+        self._add_features("training", x)
 
-    def add_abnormal(self, x: Tensor, restored: Tensor, mask: Tensor | None = None, foreground: Tensor | None = None) -> None:
-        """Abnormal test images and their restorations; ``mask`` and ``foreground``, if known, are boolean ``(B, H, W)``."""
+    def add_abnormal(self, x: Tensor, restored: Tensor, mask: Tensor | None = None) -> None:
+        """Abnormal test images and their restorations; ``mask``, if known, is boolean ``(B, H, W)``."""
         restored = restored.clamp(-1, 1)
-        self._keep("abnormal", x)
-        self._keep("restored", restored)
+        self._add_features("abnormal", x)
+        self._add_features("restored", restored)
         if mask is None:
             return
         lesion = mask.bool().to(x.device)
         near = F.max_pool2d(lesion[:, None].float(), WINDOW, 1, WINDOW // 2)[:, 0] > 0  # every window that touches the lesion
-        inside = (_grey(x) > FOREGROUND).any(1) if foreground is None else foreground.bool().to(x.device)
-        healthy = inside & ~near
+        healthy = (_grey(x) > FOREGROUND).any(1) & ~near
         alike, far = ssim_map(_grey(x), _grey(restored)), perceptual_distance(self.distance or self.net, x, restored).spatial
         error = (_grey(x) - _grey(restored)).square().mean(1)
         for i in range(len(x)):
@@ -176,40 +174,40 @@ class NormativeIndices:
     def _compare(self, healthy: Tensor, lesion: Tensor, maps: dict[str, Tensor]) -> None:
         """One image's conservation and correction, by SSIM and by the perceptual distance.
 
-        The perceptual version is an ingredient and no index: its distances have no fixed scale, and deep layers see beyond
-        the lesion, so that heavy blur can come out above a perfect cure.
+        The perceptual version is an ingredient, not an index: its distances have no fixed scale, and deep layers see beyond
+        the lesion, so that heavy blur can score higher than a perfect restoration.
         """
         kept = {name: float(values[healthy].mean()) for name, values in maps.items()}
         changed = {name: float(values[lesion].mean()) for name, values in maps.items()}
         for name in maps:
-            self._note(f"{name}_healthy", [kept[name]])
-            self._note(f"{name}_lesion", [changed[name]])
-        self._note("caci", [caci(kept["ssim"], 1 - changed["ssim"])])
-        self._note("caci_perceptual", [caci(1 - kept["distance"], changed["distance"])])
+            self._add_values(f"{name}_healthy", [kept[name]])
+            self._add_values(f"{name}_lesion", [changed[name]])
+        self._add_values("caci", [caci(kept["ssim"], 1 - changed["ssim"])])
+        self._add_values("caci_perceptual", [caci(1 - kept["distance"], changed["distance"])])
 
     def result(self) -> dict[str, Any]:
         """The indices and all they are made of; safe to write as JSON."""
-        sets, figures = self._equal_sets(), {name: _mean(values) for name, values in self.figures.items()}
+        sets, means = self._equal_sets(), {name: _mean(values) for name, values in self.values.items()}
         fd = {name: frechet_distance(sets[name], sets["training"]) for name in SETS[1:]}
         return {
-            "rqi": rqi(self.figures.get("distance", []), self.figures.get("distance_to_black", [])),
+            "rqi": rqi(self.values.get("distance", []), self.values.get("distance_to_black", [])),
             "ahi": ahi(fd["abnormal"], fd["restored"], fd["unseen"]),
-            "caci": figures.get("caci"),
+            "caci": means.get("caci"),
             "features": self.net.name,
             "reading": READING,
             "ingredients": {
                 "distance": (self.distance or self.net).name,
-                "normal": {name: figures.get(name) for name in ("mae", "ssim", "distance", "distance_to_black")},
+                "normal": {name: means.get(name) for name in ("mae", "ssim", "distance", "distance_to_black")},
                 f"FD-{self.net.name}": {**fd, "images_per_set": max(map(len, sets.values()))},
                 "abnormal": {
-                    f"{name}_{where}": figures.get(f"{name}_{where}")
+                    f"{name}_{where}": means.get(f"{name}_{where}")
                     for name in ("ssim", "distance", "mse")
                     for where in ("healthy", "lesion")
                 },
-                "caci_perceptual": figures.get("caci_perceptual"),
+                "caci_perceptual": means.get("caci_perceptual"),
                 "n": {
                     **{name: sum(map(len, self.features.get(name, []))) for name in SETS},
-                    "with_lesion_mask": len(self.figures.get("caci", [])),
+                    "with_lesion_mask": len(self.values.get("caci", [])),
                 },
             },
         }
@@ -222,38 +220,13 @@ class NormativeIndices:
             sets[name] = rows[np.random.default_rng(self.seed).permutation(len(rows))[:smallest]]
         return {name: sets.get(name, np.zeros((0, 1))) for name in SETS}
 
-    def _keep(self, name: str, x: Tensor) -> None:
+    def _add_features(self, name: str, x: Tensor) -> None:
         self.features.setdefault(name, []).append(self.net.vector(x).double().cpu().numpy())
 
-    def _note(self, name: str, values: Tensor | list[float]) -> None:
-        self.figures.setdefault(name, []).extend(values.tolist() if isinstance(values, Tensor) else values)
+    def _add_values(self, name: str, values: Tensor | list[float]) -> None:
+        self.values.setdefault(name, []).extend(values.tolist() if isinstance(values, Tensor) else values)
 
 
 def _grey(x: Tensor) -> Tensor:
     """[-1, 1] → [0, 1]."""
     return x / 2 + 0.5
-
-
-def normative(
-    net: FeatureNet,
-    normals: Tensor,
-    normal_restored: Tensor,
-    abnormal: Tensor,
-    abnormal_restored: Tensor,
-    masks: Tensor | None,
-    training: Tensor,
-    distance: Lpips | None = None,
-) -> dict[str, Any]:
-    """``NormativeIndices`` of whole sets at once; an empty tensor is a set one does not have."""
-    indices = NormativeIndices(net, distance)
-    for some in _batches(normals):
-        indices.add_normal(normals[some], normal_restored[some])
-    for some in _batches(abnormal):
-        indices.add_abnormal(abnormal[some], abnormal_restored[some], None if masks is None else masks[some])
-    for some in _batches(training):
-        indices.add_training(training[some])
-    return indices.result()
-
-
-def _batches(x: Tensor) -> list[slice]:
-    return [slice(start, start + BATCH) for start in range(0, len(x), BATCH)]

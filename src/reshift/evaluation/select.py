@@ -1,6 +1,7 @@
-"""``reshift select``: rank configurations by what they find of synthetic shifts in normals that they were not trained on."""
+"""``reshift select``: rank configurations by how well they find synthetic shifts in held-out normals."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,18 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.config import Config
-from reshift.data.manifest import expand, load_cases
-from reshift.data.read import read_picture
+from reshift.data.cases import expand_volumes
+from reshift.data.manifest import load_cases
+from reshift.data.prepare import Prepared, prepare
+from reshift.data.read import read_image
 from reshift.errors import UserError
 from reshift.evaluation.metrics.image import roc_auc
 from reshift.evaluation.metrics.pixels import PixelMetrics
-from reshift.evaluation.shift_bank import KINDS, plant
+from reshift.evaluation.shift_bank import KINDS, apply_shift
 from reshift.inference.model import Model, load_model
-from reshift.system.files import atomic_json, atomic_text, writable_folder
+from reshift.inference.stream import NOTHING, Sample, grouped, predict_batches
+from reshift.system.files import atomic_json, atomic_text, create_output_folder
 from reshift.system.progress import progress
 from reshift.training.run import split_normals, train_run
 
-LEAST = 48  # shifted images per kind; few normals are used several times, each time shifted elsewhere
+MIN_SHIFTED = 48  # images per kind; few normals are used several times, each time shifted in another region
 
 
 class Candidate(NamedTuple):
@@ -30,9 +34,9 @@ class Candidate(NamedTuple):
 
 
 def select(candidates: Sequence[Candidate], data: Path, out: Path, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Train what is not trained yet, judge all, write ``select.json`` and ``select.md``; best first.
+    """Train candidates that are not trained yet, rank all, write ``select.json`` and ``select.md``; best first.
 
-    No test image is read. Candidates must agree on the held-out normals, or they would be judged on different ones.
+    No test image is read. Candidates must have the same held-out normals, since they are ranked on these.
     """
     names = [candidate.name for candidate in candidates]
     if len(set(names)) < len(names):
@@ -40,11 +44,11 @@ def select(candidates: Sequence[Candidate], data: Path, out: Path, *, seed: int 
     splits = {(c.config.seed, c.config.data.holdout, c.config.data.subject) for c in candidates}
     if len(splits) > 1:
         raise UserError("the candidates hold out different normals; give all the same seed, data.holdout and data.subject")
-    writable_folder(out)
+    create_output_folder(out)
     rows = []
     for candidate in candidates:
         bundle = train_run(candidate.config, data, out / candidate.name, resume=True)
-        rows.append({"name": candidate.name, "method": candidate.config.method, **judge(load_model(bundle), data, seed)})
+        rows.append({"name": candidate.name, "method": candidate.config.method, **measure(load_model(bundle), data, seed)})
         atomic_json(out / candidate.name / "select.json", rows[-1])
     rows.sort(key=lambda row: -row["ap"])
     atomic_json(out / "select.json", {"seed": seed, "ranking": rows})
@@ -52,16 +56,16 @@ def select(candidates: Sequence[Candidate], data: Path, out: Path, *, seed: int 
     return rows
 
 
-def judge(model: Model, data: Path, seed: int = 0) -> dict[str, Any]:
+def measure(model: Model, data: Path, seed: int = 0) -> dict[str, Any]:
     """Pixel AP and image AUC on shifted held-out normals, by kind and on average."""
     config = model.bundle.config
     learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
-    kept, held = split_normals(expand(learned, config.data), config, data)
+    kept, held = split_normals(expand_volumes(learned, config.data), config, data)
     if not held:
         raise UserError(f"{data}: no normals are held out to judge on; set data.holdout above 0")
-    normals = np.stack([model.prepare(read_picture(case.image, case.slice)).pixels for case in held])
-    rounds = -(-LEAST // len(normals))
-    with progress(f"judging on {len(normals)} normals", 1 + len(KINDS)) as advance:
+    normals = np.stack([prepare(read_image(case.image, case.slice), config.data).pixels for case in held])
+    rounds = -(-MIN_SHIFTED // len(normals))
+    with progress(f"measuring on {len(normals)} normals", 1 + len(KINDS)) as advance:
         plain, _ = _run(model, normals)
         advance()
         kinds = {}
@@ -75,19 +79,20 @@ def judge(model: Model, data: Path, seed: int = 0) -> dict[str, Any]:
 def _kind(model: Model, normals: NDArray[np.float32], plain: list[float], kind: str, rounds: int, seed: int) -> dict[str, float]:
     pixels, scores = PixelMetrics(None), list[float]()
     for again in range(rounds):
-        planted = [plant(image, kind, (seed, again, i)) for i, image in enumerate(normals)]
-        found, maps = _run(model, np.stack([item.pixels for item in planted]))
+        shifted = [apply_shift(image, kind, (seed, again, i)) for i, image in enumerate(normals)]
+        found, maps = _run(model, np.stack([item.pixels for item in shifted]))
         scores += found
-        for heatmap, item in zip(maps, planted, strict=True):
+        for heatmap, item in zip(maps, shifted, strict=True):
             pixels.add(heatmap, item.mask)
     labels = np.array([False] * len(plain) + [True] * len(scores))
     auc = roc_auc(labels, np.array(plain + scores))
-    return {"ap": pixels.result()["ap"] or 0.0, "auc": auc if auc is not None else 0.5}
+    return {"ap": pixels.ap() or 0.0, "auc": auc if auc is not None else 0.5}
 
 
 def _run(model: Model, pixels: NDArray[np.float32]) -> tuple[list[float], NDArray[np.float32]]:
-    parts = [model.run(pixels[start : start + model.batch]) for start in range(0, len(pixels), model.batch)]
-    return [score for scores, _ in parts for score in scores], np.concatenate([maps for _, maps in parts])
+    samples = (Sample(i, prepared=Prepared(image, NOTHING.geometry)) for i, image in enumerate(pixels))
+    done = list(chain.from_iterable(predict_batches(model, grouped(samples, model.batch))))
+    return [sample.score for sample in done], np.stack([sample.heatmap for sample in done])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -1,7 +1,7 @@
-"""A fixed bank of synthetic shifts for choosing between configurations on normals alone. No method may train with it.
+"""A fixed set of synthetic shifts for choosing between configurations on normals alone. No method may train with it.
 
-Seven kinds, in places shaped by a Fourier contour; each image, kind and seed gives one result. They are no lesions: what finds
-more of them has learned more of what is normal, and docs/research.md shows how far that ranking agrees with the real one.
+Seven kinds, in regions with a random smooth contour; image, kind and seed decide the result. They are not lesions: a model that
+finds more of them has learned more about normal images. docs/research.md compares that ranking with the one on real lesions.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 Plane = NDArray[np.float32]
 Kind = Callable[[Plane, np.random.Generator], Plane]
-VISIBLE = 0.05  # of the range of 2: below, a change is none
+VISIBLE = 0.05  # of the range of 2: a smaller change does not count
 
 
-class Planted(NamedTuple):
+class Shifted(NamedTuple):
     """A shifted image ``(C, S, S)`` in [-1, 1] and where it visibly differs from the original, ``(S, S)``."""
 
     pixels: NDArray[np.float32]
@@ -43,7 +43,7 @@ def _amount(rng: np.random.Generator) -> float:
 
 
 def warp(x: Plane, rng: np.random.Generator) -> Plane:
-    """Tissue pushed aside by up to a tenth of the side."""
+    """Tissue displaced by up to a tenth of the side."""
     size = len(x)
     y, c = np.mgrid[:size, :size]
     dy, dc = (0.06 * size * _smooth(rng, size, 5) for _ in range(2))
@@ -85,8 +85,8 @@ def moved(x: Plane, rng: np.random.Generator) -> Plane:
 KINDS: Mapping[str, Kind] = {f.__name__: f for f in (warp, bright, dark, flat, speckle, blurred, moved)}
 
 
-def place(x: Plane, rng: np.random.Generator) -> Plane:
-    """A soft-edged region around a random bright pixel: radius 4 to 20 % of the side, wandering with the angle."""
+def region(x: Plane, rng: np.random.Generator) -> Plane:
+    """A soft-edged region around a random bright pixel: radius 4 to 20 % of the side, varying with the angle."""
     size = len(x)
     candidates = np.argwhere(x > -0.9) if (x > -0.9).any() else np.argwhere(np.isfinite(x))
     cy, cx = candidates[rng.integers(len(candidates))]
@@ -98,11 +98,11 @@ def place(x: Plane, rng: np.random.Generator) -> Plane:
     return np.asarray(np.clip(0.5 + edge / 2.0, 0.0, 1.0), dtype=np.float32)
 
 
-def plant(pixels: NDArray[np.float32], kind: str, seed: tuple[int, ...]) -> Planted:
-    """Shift part of ``pixels (C, S, S)``; all channels alike."""
+def apply_shift(pixels: NDArray[np.float32], kind: str, seed: tuple[int, ...]) -> Shifted:
+    """Shift a region of ``pixels (C, S, S)``; all channels alike."""
     rng = np.random.default_rng([list(KINDS).index(kind), *seed])
     grey = pixels.mean(0)
-    cover, change = place(grey, rng), np.clip(KINDS[kind](grey, rng), -1.0, 1.0) - grey
+    cover, change = region(grey, rng), np.clip(KINDS[kind](grey, rng), -1.0, 1.0) - grey
     shifted = np.clip(pixels + cover * change, -1.0, 1.0).astype(np.float32)
     visible = _blurred(np.abs(shifted - pixels).mean(0), len(grey) / 128) > VISIBLE
-    return Planted(shifted, (cover > 0.5) & visible)
+    return Shifted(shifted, (cover > 0.5) & visible)

@@ -1,9 +1,9 @@
 """Is this image of the kind the model was trained on? A check of the acquisition, not of the anatomy.
 
-A detector calls everything unlike its training images abnormal: another scanner, another protocol, an inverted scan. Each image
-is described by a few numbers that change with how it was taken (grey-value quantiles, contrast, sharpness, noise, field of view)
-and hardly with a lesion; far from the training normals in these, its score says little about disease. Where the extra
-``features`` is installed, the features of a network trained on photographs are looked at too: they tell other organs and
+A detector calls everything unlike its training images abnormal: another scanner, another protocol, an inverted image. So each
+image is described by a few numbers that depend on the acquisition (grey-value quantiles, contrast, sharpness, noise, field of
+view) and hardly on a lesion. If they are far from those of the training normals, its score says little about disease. Where the
+extra ``features`` is installed, the features of a network trained on photographs are compared, too: they tell other organs and
 modalities better, but see lesions as well, so they have a p-value of their own and decide only where the distance is huge.
 """
 
@@ -20,11 +20,11 @@ from reshift.config import Frozen
 from reshift.errors import UserError
 
 QUANTILES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8)  # not the extremes: those are where a bright or dark lesion shows
-ODD = 0.05  # p-value up to which an image counts as odd; one in twenty normals is
-MANY = 0.4  # share of odd images above which the whole run is called unlike the training images
-ENOUGH = 19  # held-out normals without which features decide nothing: the farthest of a handful is no bound
-DIRECTIONS = 8  # of the features, at most; more would be noise of the training sample
-PARTS = {"grey": "grey values, contrast, sharpness or field of view", "features": "image features"}
+MAX_P_VALUE = 0.05  # p-value up to which an image counts as unusual; one in twenty normals does
+MAX_UNUSUAL_SHARE = 0.4  # share of unusual images above which the whole run is called unlike the training images
+MIN_NORMALS = 19  # held-out normals needed for features to decide: the farthest of a handful is no bound
+MAX_DIRECTIONS = 8  # of the features, at most; more would be noise of the training sample
+DESCRIPTIONS = {"grey": "grey values, contrast, sharpness or field of view", "features": "image features"}
 
 Rows = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ def describe(pixels: NDArray[np.float32]) -> Rows:
     return np.array([*quantiles, *texture])
 
 
-class Kind(Frozen, ABC):
+class DistanceReference(Frozen, ABC):
     """How far held-out normals lie from the training normals, by a distance that each subclass defines."""
 
     distances: tuple[float, ...] = Field(repr=False)  # of held-out normals, sorted
@@ -58,8 +58,8 @@ class Kind(Frozen, ABC):
     def distance(self, row: Rows) -> float:
         """How far one image's numbers lie from the training normals."""
 
-    def seen_from(self, rows: Rows) -> Self:
-        """Return the same training normals, judged by other held-out normals."""
+    def refit(self, rows: Rows) -> Self:
+        """The same training normals, compared with other held-out normals."""
         return self.model_copy(update={"distances": tuple(sorted(self.distance(row) for row in rows))})
 
     def p_value(self, row: Rows) -> float:
@@ -72,7 +72,7 @@ class Kind(Frozen, ABC):
         return self.distance(row) > 2 * self.distances[-1]
 
 
-class Features(Kind):
+class Features(DistanceReference):
     """Where the training normals' network features lie: principal directions, and how far off them normals are."""
 
     network: str
@@ -100,7 +100,7 @@ class Features(Kind):
         return float(np.sqrt(np.square(along / self.spread).mean() + excess**2))
 
 
-class Acquisition(Kind):
+class Acquisition(DistanceReference):
     """Where the training normals lie, and how far normals that were not trained on lie from there."""
 
     mean: tuple[float, ...]
@@ -113,25 +113,27 @@ class Acquisition(Kind):
         return float(np.sqrt(max(0.0, off @ np.asarray(self.precision) @ off)))
 
 
-class Judged(NamedTuple):
+class AcquisitionCheck(NamedTuple):
     """What the check says about one image."""
 
     shift: float  # p-value of the grey part: the same with and without the extra
     shift_features: float | None
     unlike: bool  # surely another kind of image, by either part
-    differs: tuple[str, ...]  # keys of PARTS
+    differs: tuple[str, ...]  # keys of DESCRIPTIONS
 
 
-def judge(known: Acquisition, grey: Rows, features: Rows | None) -> Judged:
-    """Judge one image by both parts, or by its grey values alone where there are no features."""
+def check_acquisition(known: Acquisition, grey: Rows, features: Rows | None) -> AcquisitionCheck:
+    """Check one image by both parts, or by its grey values alone where there are no features."""
     shift, far = known.p_value(grey), known.unlike(grey)
     seen = known.features if features is not None else None
     if seen is None or features is None:
-        return Judged(shift, None, far, ("grey",) if far or shift <= ODD else ())
-    foreign = len(seen.distances) >= ENOUGH and seen.unlike(features)
+        return AcquisitionCheck(shift, None, far, ("grey",) if far or shift <= MAX_P_VALUE else ())
+    unlike_features = len(seen.distances) >= MIN_NORMALS and seen.unlike(features)
     # A small feature p-value alone does not count: it is as often a lesion as another scanner (docs/evaluation.md).
-    told = {"grey": far or shift <= ODD, "features": foreign}
-    return Judged(shift, seen.p_value(features), far or foreign, tuple(name for name, yes in told.items() if yes))
+    exceeded = {"grey": far or shift <= MAX_P_VALUE, "features": unlike_features}
+    return AcquisitionCheck(
+        shift, seen.p_value(features), far or unlike_features, tuple(name for name, yes in exceeded.items() if yes)
+    )
 
 
 def fit_acquisition(training: Rows, held_out: Rows) -> Acquisition | None:
@@ -146,13 +148,13 @@ def fit_acquisition(training: Rows, held_out: Rows) -> Acquisition | None:
     precision = np.linalg.inv(covariance)
     fitted = Acquisition(mean=tuple(mean.tolist()), precision=tuple(map(tuple, precision.tolist())), distances=())
     others = held_out if len(held_out) else training
-    return fitted.seen_from(others)
+    return fitted.refit(others)
 
 
 def fit_features(training: Rows, held_out: Rows, network: str) -> Features | None:
     """Fit to feature vectors ``(n, d)``; held-out normals as for ``fit_acquisition``; None for fewer than five images."""
     n = len(training)
-    k = min(DIRECTIONS, (n - 1) // 4)
+    k = min(MAX_DIRECTIONS, (n - 1) // 4)
     if k < 1:
         return None
     mean = pack(training.mean(0))
@@ -163,7 +165,7 @@ def fit_features(training: Rows, held_out: Rows, network: str) -> Features | Non
     off = np.linalg.norm(centred - centred @ rounded.T @ rounded, axis=1)
     typical = float(off.mean()), max(float(off.std()), 1e-3 * float(off.mean()), 1e-6)
     fitted = Features(network=network, mean=mean, basis=basis, spread=tuple(spread.round(6).tolist()), off=typical, distances=())
-    return fitted.seen_from(held_out if len(held_out) else training)
+    return fitted.refit(held_out if len(held_out) else training)
 
 
 def pack(values: Rows) -> str:
@@ -181,12 +183,12 @@ def unpack(text: str) -> Rows:
 
 def run_warning(found: Sequence[Sequence[str]]) -> str | None:
     """Say so when too many images of a run are of another kind, and in what; ``found`` holds each image's ``differs``."""
-    odd = sum(bool(parts) for parts in found)
-    if not found or odd / len(found) <= MANY:
+    unusual = sum(bool(parts) for parts in found)
+    if not found or unusual / len(found) <= MAX_UNUSUAL_SHARE:
         return None
-    counts = {name: sum(name in parts for parts in found) for name in PARTS}
-    told = " and in ".join(f"{PARTS[name]} ({count})" for name, count in counts.items() if count)
+    counts = {name: sum(name in parts for parts in found) for name in DESCRIPTIONS}
+    described = " and in ".join(f"{DESCRIPTIONS[name]} ({count})" for name, count in counts.items() if count)
     return (
-        f"{odd} of {len(found)} images are unlike the training images in {told}: another scanner, protocol, body part or "
-        "preparation? Their scores may say more about that than about disease"
+        f"{unusual} of {len(found)} images are unlike the training images in {described}: another scanner, protocol, body part "
+        "or preparation? Their scores may say more about that than about disease"
     )

@@ -26,7 +26,7 @@ FORMAT = 1  # raised when an older reshift could misread a bundle
 class Bundle(NamedTuple):
     """A trained detector and all that is known about it."""
 
-    detector: Any  # a Detector that is also an nn.Module
+    detector: Detector
     config: Config
     calibration: Calibration | None
     facts: dict[str, Any]  # trained on what, when, for how long
@@ -34,8 +34,7 @@ class Bundle(NamedTuple):
 
     def notes(self) -> list[str]:
         """What the method itself wants its users to know."""
-        said = getattr(self.detector, "notes", None)
-        return said() if said is not None else []
+        return self.detector.notes()
 
 
 def build(config: Config) -> Detector:
@@ -81,7 +80,7 @@ def load_bundle(folder: Path) -> Bundle:
     with _blaming(folder / "config.json"):
         config = parse(Config, _table(about.get("config")))
         facts = _table(about.get("training"))
-        detector: Any = build(config)
+        detector = build(config)
     calibration = _load_calibration(folder) if (folder / "calibration.json").exists() else None
     weights = _read(folder, "model.safetensors")
     fingerprint = hashlib.sha256(weights).hexdigest()

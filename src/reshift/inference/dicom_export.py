@@ -1,14 +1,12 @@
 """DICOM out: the mask as a segmentation, the map as a parametric map, overlays as secondary captures (extra ``dicom``).
 
-All three name the images they were made from and belong to their study, so a PACS shows them beside the scan. They carry the
-patient module, as DICOM demands; file names and errors carry nothing of it.
+All three refer to the images they were made from and belong to their study, so a PACS shows them beside the original. They
+carry the patient module, as DICOM demands; file names and errors carry nothing of it.
 """
 
 import io
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift import __version__
-from reshift.data.dicom.geometry import group
-from reshift.data.dicom.header import Header, quiet, read_header
+from reshift.data.dicom.geometry import functional_group
+from reshift.data.dicom.header import Header, silence_pydicom
 from reshift.data.dicom.series import DicomVolume
 from reshift.data.image import Image
 from reshift.errors import UserError
+from reshift.inference.calibration import Calibration
+from reshift.inference.dicom_sources import read_sources
 from reshift.inference.overlay import overlay
-from reshift.system.files import atomic_bytes, naming
+from reshift.system.files import atomic_bytes, writing
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -34,25 +34,21 @@ MAKER: dict[str, Any] = {
     "device_serial_number": "0",
 }
 SERIES = {"mask": (9001, "Reshift anomaly mask"), "map": (9002, "Reshift anomaly map"), "overlay": (9003, "Reshift overlay")}
-NEEDED = ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
-# May be empty in DICOM, but some exporters leave them out altogether.
-EMPTY = (
-    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex"),
-    *("AccessionNumber", "ReferringPhysicianName", "StudyID", "StudyDate", "StudyTime"),
-)
 
 
-def read_sources(scan: DicomVolume | Image) -> "list[Dataset]":
-    """Headers of the files ``scan`` was read from: one per slice along the native first axis, or the one multi-frame file."""
-    paths = list(dict.fromkeys(path for path, _ in scan.frames)) if isinstance(scan, DicomVolume) else [scan.source]
-    sources = [_completed(path) for path in paths]
-    if len(paths) > 1 and any(source.get("NumberOfFrames", 1) > 1 for source in sources):
-        raise UserError(f"{scan.source}: its frames are spread over several files; DICOM results need one file, or one per slice")
-    if isinstance(scan, DicomVolume):
-        for source in sources:
-            if "ImagePositionPatient" in source and not source.get("SliceThickness"):  # a slice may lack it, a result may not
-                source.SliceThickness = float(f"{np.linalg.norm(scan.native_affine[:3, 0]):.6g}")
-    return sources
+def export_result(
+    folder: Path, source: DicomVolume | Image, heatmaps: NDArray[np.float32], calibration: Calibration
+) -> str | None:
+    """Write what a PACS takes: the thresholded map, the map itself, and overlays, all referring to the source images.
+
+    Many files lack what DICOM requires of a result. That loses the result, never the score: the reason is returned.
+    """
+    threshold, scale = calibration.reference.pixel_threshold, calibration.heat_scale
+    try:
+        export_dicom(folder, read_sources(source), source, heatmaps, threshold, scale)
+    except UserError as err:
+        return str(err)
+    return None
 
 
 def write_seg(path: Path, sources: "Sequence[Dataset]", mask: NDArray[np.bool_]) -> None:
@@ -83,26 +79,26 @@ def write_seg(path: Path, sources: "Sequence[Dataset]", mask: NDArray[np.bool_])
 
 
 def write_parametric_map(path: Path, sources: "Sequence[Dataset]", values: NDArray[np.float32]) -> None:
-    """Write ``values`` (planes as for ``write_seg``) as they are, in float32. NaN, "not looked at", becomes padding."""
+    """Write ``values`` (planes as for ``write_seg``) as they are, in float32. NaN, outside the crop, becomes padding."""
     with _writing(path):
         import highdicom as hd
         from pydicom.sr.codedict import codes
 
-        seen = np.isfinite(values)
-        low, high = (float(values[seen].min()), float(values[seen].max())) if seen.any() else (0.0, 0.0)
-        pad = min(-1.0, float(np.floor(low)) - 1.0)  # below everything that was seen
+        known = np.isfinite(values)
+        low, high = (float(values[known].min()), float(values[known].max())) if known.any() else (0.0, 0.0)
+        pad = min(-1.0, float(np.floor(low)) - 1.0)  # below every value
         mapping = hd.pm.RealWorldValueMapping("ANOMALY", "Anomaly score", codes.UCUM.NoUnits, (low, high), 1.0, 0.0)
         shown = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
         made = hd.pm.ParametricMap(
             source_images=sources,
-            pixel_array=np.where(seen, values, np.float32(pad)).astype(np.float32),
+            pixel_array=np.where(known, values, np.float32(pad)).astype(np.float32),
             real_world_value_mappings=[mapping],
             voi_lut_transformations=[shown],
             contains_recognizable_visual_features=False,
             **_identity("map"),
             **MAKER,
         )
-        if not seen.all():
+        if not known.all():
             made.FloatPixelPaddingValue = pad
     _save(path, made)
 
@@ -110,13 +106,13 @@ def write_parametric_map(path: Path, sources: "Sequence[Dataset]", values: NDArr
 def write_secondary_capture(
     path: Path, source: "Dataset", rgb: NDArray[np.uint8], frame: int = 0, number: int = 1, series_uid: str | None = None
 ) -> None:
-    """Write ``rgb`` (H, W, 3) as a picture that any viewer shows; ``series_uid`` keeps several in one series."""
+    """Write ``rgb`` (H, W, 3) as an image that any viewer shows; ``series_uid`` keeps several in one series."""
     with _writing(path):
         import highdicom as hd
         from pydicom.uid import ExplicitVRLittleEndian
 
         header = Header(path, source)
-        spacing = group(header, frame, "PixelMeasuresSequence").numbers("PixelSpacing", 2)
+        spacing = functional_group(header, frame, "PixelMeasuresSequence").numbers("PixelSpacing", 2)
         identity = {**_identity("overlay"), "instance_number": number}
         made = hd.sc.SCImage.from_ref_dataset(
             source,
@@ -140,7 +136,7 @@ def write_secondary_capture(
 def export_dicom(
     out: Path,
     sources: "Sequence[Dataset]",
-    scan: DicomVolume | Image,
+    original: DicomVolume | Image,
     maps: NDArray[np.float32],
     threshold: float,
     scale: float | None = None,
@@ -151,29 +147,29 @@ def export_dicom(
     overlays, twice the threshold unless given. Overlays are written for slices with anything above the threshold, or for the
     one with the highest value.
     """
-    with naming(out):
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    volume, placed = isinstance(scan, DicomVolume), all("FrameOfReferenceUID" in source for source in sources)
+    volume, placed = isinstance(original, DicomVolume), all("FrameOfReferenceUID" in source for source in sources)
     if volume and not placed:
         raise UserError(
-            f"{scan.source}: has no FrameOfReferenceUID, which DICOM results need; leave them out, or export it again"
+            f"{original.source}: has no FrameOfReferenceUID, which DICOM results need; leave them out, or export it again"
         )
-    native = np.asarray(scan.to_native(maps) if isinstance(scan, DicomVolume) else maps[None], dtype=np.float32)
-    filed = np.full((_frames(sources), *native.shape[1:]), np.nan, dtype=np.float32)  # a frame that was left out is unseen
-    filed[_places(scan, sources)] = native
+    native = np.asarray(original.to_native(maps) if isinstance(original, DicomVolume) else maps[None], dtype=np.float32)
+    filed = np.full((_frames(sources), *native.shape[1:]), np.nan, dtype=np.float32)  # a frame that was left out has no values
+    filed[_places(original, sources)] = native
     filed = filed if volume else filed[0]
     write_seg(out / "mask.dcm", sources, _above(filed, threshold))
     written = [out / "mask.dcm"]
     if placed:  # a parametric map of a plain radiograph is not something DICOM knows
         write_parametric_map(out / "map.dcm", sources, filed)
         written.append(out / "map.dcm")
-    return written + _overlays(out, sources, scan, native, threshold, scale or 2.0 * threshold)
+    return written + _overlays(out, sources, original, native, threshold, scale or 2.0 * threshold)
 
 
 def _overlays(
     out: Path,
     sources: "Sequence[Dataset]",
-    scan: DicomVolume | Image,
+    original: DicomVolume | Image,
     native: NDArray[np.float32],
     threshold: float,
     scale: float,
@@ -181,9 +177,9 @@ def _overlays(
     hot = [k for k, plane in enumerate(native) if _above(plane, threshold).any()]
     if not hot and np.isfinite(native).any():
         hot = [int(np.unravel_index(np.nanargmax(native), native.shape)[0])]
-    places, series, written = _places(scan, sources), _identity("overlay")["series_instance_uid"], list[Path]()
+    places, series, written = _places(original, sources), _identity("overlay")["series_instance_uid"], list[Path]()
     for k in hot:
-        rgb = overlay(_shown(scan, k), native[k], scale)
+        rgb = overlay(_shown(original, k), native[k], scale)
         source, frame = (sources[k], 0) if len(sources) > 1 else (sources[0], places[k])
         written.append(out / f"overlay-{k + 1:04d}.dcm")
         write_secondary_capture(written[-1], source, rgb, frame, k + 1, series)
@@ -191,7 +187,7 @@ def _overlays(
 
 
 def _above(values: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
-    """NaN was not looked at and is above nothing."""
+    """NaN lies outside the crop and is above nothing."""
     return np.nan_to_num(values, nan=-np.inf) > threshold
 
 
@@ -199,44 +195,19 @@ def _frames(sources: "Sequence[Dataset]") -> int:
     return len(sources) if len(sources) > 1 else int(sources[0].get("NumberOfFrames", 1) or 1)
 
 
-def _places(scan: DicomVolume | Image, sources: "Sequence[Dataset]") -> list[int]:
+def _places(original: DicomVolume | Image, sources: "Sequence[Dataset]") -> list[int]:
     """For each slice along the native first axis, which plane of the sources it is."""
-    if isinstance(scan, Image):
+    if isinstance(original, Image):
         return [0]
-    return [frame for _, frame in scan.frames] if len(sources) == 1 else list(range(len(scan.frames)))
+    return [frame for _, frame in original.frames] if len(sources) == 1 else list(range(len(original.frames)))
 
 
-def _shown(scan: DicomVolume | Image, k: int) -> NDArray[np.float32]:
+def _shown(original: DicomVolume | Image, k: int) -> NDArray[np.float32]:
     """Grey values of native slice ``k`` within their window, ``(H, W, C)``."""
-    if isinstance(scan, Image):
-        return scan.pixels if scan.window is None else np.clip(scan.pixels, *scan.window)
-    real = scan.to_native(scan.voxels)[k].astype(np.float64) * scan.slope + scan.intercept
-    return np.asarray(np.clip(real, *scan.window)[:, :, None], dtype=np.float32)
-
-
-def _completed(path: Path) -> "Dataset":
-    """A file's header with what DICOM results need: some of it may be empty, some may not."""
-    header = read_header(path)
-    missing = next((tag for tag in NEEDED if header.value(tag) is None), None)
-    if missing:
-        raise UserError(f"{path}: has no {missing}, so no DICOM result can name it; export it again, or leave out DICOM results")
-    for tag in EMPTY:
-        if tag not in header.tags or _odd(tag, header):
-            setattr(header.tags, tag, None)
-    return header.tags
-
-
-def _odd(tag: str, header: Header) -> bool:
-    """Whether writers would refuse a date, a time or a sex; who the patient is, the other tags say."""
-    text = " ".join(header.words(tag)) if tag.endswith(("Date", "Time", "Sex")) else ""
-    if tag == "PatientSex":
-        return text not in ("", "M", "F", "O")
-    try:
-        if text and tag.endswith("Date"):
-            datetime.strptime(text, "%Y%m%d")
-    except ValueError:
-        return True
-    return tag.endswith("Time") and re.fullmatch(r"(([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?)?", text) is None
+    if isinstance(original, Image):
+        return original.pixels if original.window is None else np.clip(original.pixels, *original.window)
+    real = original.to_native(original.voxels)[k].astype(np.float64) * original.slope + original.intercept
+    return np.asarray(np.clip(real, *original.window)[:, :, None], dtype=np.float32)
 
 
 def _identity(kind: str) -> dict[str, Any]:
@@ -249,7 +220,7 @@ def _identity(kind: str) -> dict[str, Any]:
 
 def _orientation(header: Header, frame: int) -> list[str]:
     """The letters of the directions that rows and columns run in; none where nothing says."""
-    cosines = group(header, frame, "PlaneOrientationSequence").numbers("ImageOrientationPatient", 6)
+    cosines = functional_group(header, frame, "PlaneOrientationSequence").numbers("ImageOrientationPatient", 6)
     if not cosines:
         return list(header.words("PatientOrientation"))
     ends = [cosines[:3], cosines[3:]]
@@ -269,12 +240,12 @@ def _reference(source: "Dataset", frame: int) -> "Dataset":
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """What highdicom misses in the sources becomes one line with the tag's name; it never quotes a value."""
+    """A tag that highdicom misses in the sources becomes one line with its name; values are never quoted."""
     from pydicom.config import disable_value_validation
 
-    quiet()
+    silence_pydicom()
     try:
-        with disable_value_validation():  # what the source says is passed on as it is
+        with disable_value_validation():  # values of the source are passed on unchanged
             yield
     except UserError:
         raise

@@ -8,23 +8,22 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
-from reshift.system.files import append_whole, json_line, naming
+from reshift.system.files import append_bytes, json_line, writing
 
 Record = dict[str, Any]
 FIELDS = (
-    "input",
-    "slice",
-    "score",
-    "p_value",
-    "flag",
-    "map",
-    "seconds",
-    "error",
-    "shift",
-    "unlike",
-    "shift_features",
-    "differs",
-)  # of every line
+    "input", "slice", "score", "p_value", "flag", "map", "seconds", "error", "shift", "unlike", "shift_features", "differs",
+)  # of every line  # fmt: skip
+
+
+def new_record(path: Path, **values: Any) -> Record:
+    """A line of ``scores.jsonl``."""
+    return {**dict.fromkeys(FIELDS), "input": str(path), **values}
+
+
+def failed_record(path: Path, error: str) -> Record:
+    """The record of a case that could not be scored."""
+    return new_record(path, error=error)
 
 
 class Entry(NamedTuple):
@@ -42,7 +41,7 @@ class Tally(NamedTuple):
     differs: list[tuple[str, ...]]  # of every image that was judged
 
 
-class Ledger:
+class RecordFile:
     """The file while a run adds to it: opened once, at the first record."""
 
     def __init__(self, path: Path) -> None:
@@ -59,10 +58,10 @@ class Ledger:
     def append(self, records: Sequence[Record]) -> Entry:
         """Append the records of one input, all or none of them."""
         lines = b"".join(json_line(record) for record in records)
-        with naming(self.path):
+        with writing(self.path):
             if self.file is None:
                 self.file = self.path.open("ab", buffering=0)
-            return Entry(append_whole(self.file, lines), len(lines), _finished(records[-1]))
+            return Entry(append_bytes(self.file, lines), len(lines), _finished(records[-1]))
 
 
 def read_index(path: Path) -> dict[str, Entry]:
@@ -82,7 +81,7 @@ def read_index(path: Path) -> dict[str, Entry]:
     return index
 
 
-def settle(path: Path, index: dict[str, Entry], names: Iterable[str]) -> Tally:
+def sort_records(path: Path, index: dict[str, Entry], names: Iterable[str]) -> Tally:
     """Bring the file into the order of ``names``, each input once, and count."""
     failures, differs, kinds, ordered, at = 0, list[tuple[str, ...]](), dict[tuple[str, ...], tuple[str, ...]](), True, 0
     if not path.exists():
@@ -144,7 +143,7 @@ def _lines(path: Path, entries: Iterable[Entry]) -> Iterator[bytes]:
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
     """Write the file anew, whole or not at all, without ever holding it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with naming(path):
+    with writing(path):
         try:
             with temporary.open("wb") as file:
                 file.writelines(lines)

@@ -2,110 +2,27 @@
 
 import hashlib
 import json
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
-from reshift.data.manifest import load_cases
-from reshift.data.nifti import SUFFIXES as NIFTI
-from reshift.data.read import Scan, is_volume, list_scans, open_scan
+from reshift.data.read import open_input
 from reshift.data.volume import Volume
-from reshift.errors import UserError, reason
+from reshift.errors import UserError
 from reshift.inference.acquisition import run_warning
 from reshift.inference.bundle import Bundle
+from reshift.inference.images import ImagePool, IsVolumeError, Task, Written
+from reshift.inference.inputs import ScoreCase, find_cases, free_name
 from reshift.inference.model import Model
 from reshift.inference.overlay import OVERLAYS
-from reshift.inference.records import Entry, Ledger, Record, read_index, settle
-from reshift.inference.score_hands import Written, hands
-from reshift.inference.score_helper import Outcome, Picture
-from reshift.inference.score_look import looked
-from reshift.inference.score_picture import Task, failed, record
+from reshift.inference.records import Entry, Record, RecordFile, failed_record, new_record, read_index, sort_records
+from reshift.inference.stream import Sample, predict_batches
 from reshift.inference.volumes import score_volume
-from reshift.system.files import atomic_json, writable_folder
+from reshift.system.files import atomic_json, create_output_folder
 from reshift.system.progress import progress
-
-
-class Job(NamedTuple):
-    """One file or DICOM series to score; ``stem`` is where its map and overlay go, unique within the run."""
-
-    scan: Scan
-    stem: str
-
-    @property
-    def path(self) -> Path:
-        """What it is reported under."""
-        return self.scan.path
-
-    @property
-    def volume(self) -> bool:
-        """Whether it is surely looked at slice by slice; a DICOM file may turn out to be."""
-        return self.scan.series is not None or is_volume(self.path)
-
-
-def find_jobs(inputs: Sequence[Path]) -> list[Job]:
-    """Expand files, folders and manifests. Two files of one name in different folders get different stems."""
-    jobs: list[Job] = []
-    seen, taken, homes = set[str](), set[str](), dict[str, str]()
-    for given in inputs:
-        full = given.resolve()  # "." and ".." have no name of their own
-        for scan, stem in _expand(given, full.stem if full.is_file() else full.name):
-            real = _real(scan.path, homes)
-            if real not in seen:  # a file named twice is scored once
-                seen.add(real)
-                jobs.append(Job(scan, _free(_packed(stem) if Job(scan, stem).volume else stem, taken)))
-    return jobs
-
-
-def _real(path: Path, homes: dict[str, str]) -> str:
-    """``realpath`` at the price of one look at the file: those of a million files share a few thousand folders."""
-    home, name = os.path.split(path)
-    if name in ("", ".", "..") or path.is_symlink():
-        return os.path.realpath(path)
-    if home not in homes:
-        homes[home] = os.path.realpath(home)
-    return f"{homes[home]}/{name}"
-
-
-def _packed(stem: str) -> str:
-    """The map of a volume is a .nii.gz, whatever the volume was."""
-    known = next((suffix for suffix in NIFTI if stem.lower().endswith(suffix)), "")
-    return f"{stem[: len(stem) - len(known)]}.nii.gz"
-
-
-def _expand(given: Path, root: str) -> list[tuple[Scan, str]]:
-    listed = any((given / name).is_file() for name in ("manifest.csv", "data.json"))
-    if listed or given.suffix.lower() in (".csv", ".json"):
-        cases = load_cases(given)
-        chosen = [case for case in cases if case.split == "test"] or cases
-        return [(Scan(case.image), _inside(f"{root}/{case.name}")) for case in chosen]
-    if given.is_dir():
-        found = list_scans(given)
-        if not found:
-            raise UserError(f"{given}: no PNG, JPEG, TIFF, NIfTI or DICOM images in this folder")
-        return [(scan, _inside(f"{root}/{scan.path.relative_to(given).as_posix()}")) for scan in found]
-    if not given.exists():
-        raise UserError(f"{given}: no such file or folder")
-    return [(Scan(given), f"{root}{given.suffix}")]
-
-
-def _inside(stem: str) -> str:
-    """A manifest may point above itself; its maps must not land above the output folder."""
-    return "/".join("up" if part == ".." else part for part in stem.split("/") if part not in ("", "."))
-
-
-def _free(stem: str, taken: set[str]) -> str:
-    """Return ``stem``, or the first of ``a~2.png``, ``a~3.png``, … that is not taken, and take it."""
-    path, count, free = PurePosixPath(stem), 1, stem
-    suffix = ".nii.gz" if stem.endswith(".nii.gz") else path.suffix
-    while free in taken:
-        count += 1
-        free = path.with_name(f"{path.name.removesuffix(suffix)}~{count}{suffix}").as_posix()
-    taken.add(free)
-    return free
 
 
 class Summary(NamedTuple):
@@ -114,57 +31,61 @@ class Summary(NamedTuple):
     cases: int
     failures: int
     warning: str | None  # when the images are of another kind than the training images
-    notes: list[str]  # what is odd about a volume that was scored nevertheless
+    notes: list[str]  # what is unusual about a volume that was scored nevertheless
 
 
 class Run(NamedTuple):
-    """What stays the same over all jobs."""
+    """What stays the same over all cases."""
 
     model: Model
     out: Path
-    dicom: bool  # also write DICOM results of DICOM scans
+    dicom: bool  # also write DICOM results of DICOM files
     notes: list[str]
-    overlays: str = "all"  # one of picture.OVERLAYS
+    overlays: str = "all"  # one of overlay.OVERLAYS
 
 
-Found = Iterator[tuple[Job, list[Record]]]  # in any order
+Scored = Iterator[tuple[ScoreCase, list[Record]]]  # in any order
 
 
 def score(
     model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False, overlays: str = "all",
-    engine: Callable[[Run, Sequence[Job]], Found] | None = None,
+    engine: Callable[[Run, Sequence[ScoreCase]], Scored] | None = None,
 ) -> Summary:  # fmt: skip
-    """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM scans get DICOM results in ``out/dicom``.
+    """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM files get DICOM results in ``out/dicom``.
 
-    ``overlays`` of "all" cases, of those "flagged", or of "none".
-
-    An ``engine`` other than this process may write maps anywhere; records are written here alone.
+    ``overlays`` of "all" cases, of those "flagged", or of "none". An ``engine`` other than this process may write heat-maps
+    anywhere; records are written here alone.
     """
     if overlays not in OVERLAYS:
         raise UserError(f"overlays '{overlays}' is not known; use {', '.join(OVERLAYS[:-1])} or {OVERLAYS[-1]}")
     if dicom:
         _check_dicom(model.bundle)
-    jobs = find_jobs(inputs)
-    records = writable_folder(out) / "scores.jsonl"
+    cases = find_cases(inputs)
+    records = create_output_folder(out) / "scores.jsonl"
     _claim(out, model.bundle)
-    known = {name: entry._replace(map=None) if _empty(out, entry) else entry for name, entry in read_index(records).items()}
-    places = [entry.map.removeprefix("maps/") for entry in known.values() if entry.map]
-    taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
-    left = [job for job in jobs if (entry := known.get(str(job.path))) is None or not entry.map]
-    todo = [Job(job.scan, _free(job.stem, taken)) for job in left]
-    with progress("scoring", len(jobs), len(jobs) - len(todo)) as advance, Ledger(records) as ledger:
+    known = {name: entry._replace(map=None) if _is_empty(out, entry) else entry for name, entry in read_index(records).items()}
+    missing = _missing(cases, known)
+    with progress("scoring", len(cases), len(cases) - len(missing)) as advance, RecordFile(records) as file:
         run = Run(model, out, dicom, [], overlays)
-        for job, found in (engine or score_jobs)(run, todo):
-            known[str(job.path)] = ledger.append(found)  # what failed was tried again
+        for case, found in (engine or score_cases)(run, missing):
+            known[str(case.path)] = file.append(found)  # a case that failed before was tried again
             advance()
-    mine = dict.fromkeys(str(job.path) for job in jobs)
+    mine = dict.fromkeys(str(case.path) for case in cases)
     others = [name for name in known if name not in mine]  # of earlier runs into this folder; they come first
-    tally = settle(records, known, [*others, *mine])
+    tally = sort_records(records, known, [*others, *mine])
     return Summary(len(known), tally.failures, run_warning(tally.differs), run.notes)
 
 
-def _empty(out: Path, entry: Entry) -> bool:
-    """What a power cut may leave of a map. One that is missing was removed by somebody who did not need it."""
+def _missing(cases: Sequence[ScoreCase], known: dict[str, Entry]) -> list[ScoreCase]:
+    """The cases without a finished record, with names that no earlier result has."""
+    places = [entry.map.removeprefix("maps/") for entry in known.values() if entry.map]
+    taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
+    left = [case for case in cases if (entry := known.get(str(case.path))) is None or not entry.map]
+    return [case._replace(name=free_name(case.name, taken)) for case in left]
+
+
+def _is_empty(out: Path, entry: Entry) -> bool:
+    """What a power cut may leave of a heat-map. One that is missing was removed by somebody who did not need it."""
     path = out / (entry.map or "")
     return path.is_file() and path.stat().st_size == 0
 
@@ -178,7 +99,7 @@ def _check_dicom(bundle: Bundle) -> None:
 
 
 def _claim(out: Path, bundle: Bundle) -> None:
-    """A folder belongs to one model with one calibration: numbers of two would look alike and could not be told apart."""
+    """A folder belongs to one model with one calibration: the numbers of two could not be told apart."""
     settings = "".join(part.model_dump_json() for part in (bundle.config, bundle.calibration) if part is not None)
     mine = {"model_sha256": bundle.fingerprint, "settings_sha256": hashlib.sha256(settings.encode()).hexdigest()}
     stamp = out / "scored-by.json"
@@ -191,65 +112,54 @@ def _claim(out: Path, bundle: Bundle) -> None:
     atomic_json(stamp, mine)
 
 
-def score_jobs(run: Run, jobs: Sequence[Job]) -> Found:
-    """Score in this process: pictures in batches, read ahead; volumes one at a time."""
-    for volumes, alike in groupby(jobs, key=lambda job: job.volume):
+def score_cases(run: Run, cases: Sequence[ScoreCase]) -> Scored:
+    """Score in this process: images in batches, volumes one at a time."""
+    for volumes, group in groupby(cases, key=lambda case: case.volume):
         if volumes:
-            yield from ((job, _volume(run, job)) for job in alike)
+            yield from ((case, _score_volume(run, case)) for case in group)
         else:
-            yield from _pictures(run, list(alike))
+            yield from _score_images(run, list(group))
 
 
-def _volume(run: Run, job: Job) -> list[Record]:
+def _score_volume(run: Run, case: ScoreCase) -> list[Record]:
     try:
-        scan = open_scan(*job.scan)
-        assert isinstance(scan, Volume)
-        run.notes.extend(getattr(scan, "notes", ()))
-        found = score_volume(run.model, scan, job.stem, run.out, dicom=run.dicom, overlays=run.overlays)
-        return [record(job.path, **values) for values in found]
+        volume = open_input(*case.input)
+        assert isinstance(volume, Volume)
+        run.notes.extend(getattr(volume, "notes", ()))
+        found = score_volume(run.model, volume, case.name, run.out, dicom=run.dicom, overlays=run.overlays)
+        return [new_record(case.path, **values) for values in found]
     except UserError as err:
-        return [failed(job.path, str(err))]
+        return [failed_record(case.path, str(err))]
 
 
-def _pictures(run: Run, jobs: Sequence[Job]) -> Found:
-    """Read ahead, and write behind: on a GPU, some batches' maps and overlays are packed while the next is computed.
-
-    On the CPU a picture is recorded before the next is begun: its cores have nothing to spare, and a kill loses less.
-    """
+def _score_images(run: Run, cases: Sequence[ScoreCase]) -> Scored:
+    """Read ahead and write behind. On a CPU an image is recorded before the next is predicted, so that a kill loses less."""
     model = run.model
     writing: deque[Written] = deque()
-    by_stem = {job.stem: job for job in jobs}
 
-    def written(left: int) -> Found:
-        return _written_until(left, writing, by_stem)
+    def finish(left: int) -> Scored:
+        """Wait for the oldest until only ``left`` images are being written."""
+        while sum(len(some) for some, _ in writing) > left:
+            some, future = writing.popleft()
+            records: list[Record] = future.result()
+            yield from ((case, [record]) for case, record in zip(some, records, strict=True))
 
     task = Task(model.bundle.config.data, run.out, model.bundle.calibration, run.dicom, run.overlays)
-    with hands(task, model.batch, len(jobs)) as team:
+    with ImagePool(task, model.batch, len(cases)) as pool:
         try:
-            for odd, seen in looked(model, team.read([Picture(job.path, job.stem) for job in jobs])):
-                if odd:
-                    yield from written(0)  # what came earlier is recorded earlier
-                    yield from _odd(run, [(by_stem[picture.stem], found) for picture, found in odd])
-                writing.extend(team.write(seen))
-                yield from written(0 if model.batch == 1 else team.deep * model.batch)
+            for batch in predict_batches(model, pool.read(cases)):
+                writing.extend(pool.write([sample for sample in batch if sample.error is None]))
+                failed = [sample for sample in batch if sample.error is not None]
+                yield from finish(0 if model.batch == 1 or failed else pool.max_pending)
+                yield from ((sample.case, _score_failed(run, sample)) for sample in failed)
         except (Exception, KeyboardInterrupt):  # what is written is recorded, whatever comes after it
-            yield from written(0)
+            yield from finish(0)
             raise
-        yield from written(0)
+        yield from finish(0)
 
 
-def _written_until(left: int, writing: deque[Written], by_stem: Mapping[str, Job]) -> Found:
-    """Wait for the oldest until only ``left`` pictures are under way."""
-    while sum(len(pictures) for pictures, _ in writing) > left:
-        pictures, records = writing.popleft()
-        for picture, line in zip(pictures, records.result(), strict=True):
-            yield by_stem[picture.stem], [line]
-
-
-def _odd(run: Run, batch: Sequence[tuple[Job, Outcome]]) -> Found:
-    """Files that cannot be read, and DICOM files that turn out to be volumes."""
-    for job, found in batch:
-        if isinstance(found, Exception):
-            yield job, [failed(job.path, reason(found))]
-    for job in (job for job, found in batch if found is None):
-        yield job, _volume(run, job)  # opened again: a batch of volumes would not fit into memory
+def _score_failed(run: Run, sample: Sample[ScoreCase]) -> list[Record]:
+    """A file that cannot be read, or a DICOM file that is a volume: it is opened again, since a batch of them may not fit."""
+    if isinstance(sample.error, IsVolumeError):
+        return _score_volume(run, sample.case)
+    return [failed_record(sample.case.path, str(sample.error))]

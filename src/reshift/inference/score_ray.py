@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshift import __version__
-from reshift.data.read import Scan
+from reshift.data.read import Input
 from reshift.errors import UserError
-from reshift.inference.model import GPU_BATCH, grouped, load_model
-from reshift.inference.score import Found, Job, Run, score_jobs
-from reshift.inference.score_picture import failed
+from reshift.inference.inputs import ScoreCase
+from reshift.inference.model import GPU_BATCH, load_model
+from reshift.inference.records import failed_record
+from reshift.inference.score import Run, Scored, score_cases
+from reshift.inference.stream import grouped
 from reshift.methods import VARIABLE as METHODS
-from reshift.system.ray_cluster import Share, Shared, alive, begin, check, cluster, share, shared_folder
+from reshift.system.ray_cluster import Share, SharedFolder, check, cluster, count_attempt, node_resources, share, shared_folder
 
 if TYPE_CHECKING:
     from reshift.data.dicom.series import Series
@@ -34,7 +36,7 @@ class Setup(NamedTuple):
     """What every worker is told."""
 
     bundle: Path
-    shared: Shared
+    shared: SharedFolder
     dicom: bool
     device: str
     home: Path | None  # where relative names start, if there are any
@@ -44,56 +46,56 @@ class Setup(NamedTuple):
 
 
 class Engine:
-    """Scores on Ray; ``engine(run, jobs)`` stands in for ``score.score_jobs``."""
+    """Scores on Ray; ``engine(run, cases)`` stands in for ``score.score_cases``."""
 
     def __init__(self, bundle: Path, workers: int | None, device: str) -> None:
         check(device)
         self.bundle, self.workers, self.device = bundle, workers, device
 
-    def __call__(self, run: Run, jobs: Sequence[Job]) -> Found:
+    def __call__(self, run: Run, cases: Sequence[ScoreCase]) -> Scored:
         """Yield the records of every job as they arrive."""
-        if not jobs:
+        if not cases:
             return
-        home = None if all(job.path.is_absolute() for job in jobs) else Path.cwd()
+        home = None if all(case.path.is_absolute() for case in cases) else Path.cwd()
         with shared_folder(run.out) as shared, cluster(self.workers) as ray:
             trusted = os.environ.get(METHODS, "")
             setup = Setup(self.bundle.resolve(), shared, run.dicom, self.device, home, TRIES, trusted, run.overlays)
-            yield from _score(ray, setup, share(alive(ray), self.workers, self.device), run, jobs)
+            yield from _score(ray, setup, share(node_resources(ray), self.workers, self.device), run, cases)
 
 
-def _score(ray: Any, setup: Setup, each: Share, run: Run, jobs: Sequence[Job]) -> Found:
+def _score(ray: Any, setup: Setup, each: Share, run: Run, cases: Sequence[ScoreCase]) -> Scored:
     """Everything in chunks; then, one by one, what was in a chunk whose worker died again and again."""
-    done = bytearray(len(jobs))
+    done = bytearray(len(cases))
     for alone in (False, True):
-        left = [i for i in range(len(jobs)) if not done[i]]
-        if alone and len(left) == len(jobs) > 1:
+        left = [i for i in range(len(cases)) if not done[i]]
+        if alone and len(left) == len(cases) > 1:
             raise UserError("every Ray worker died before it had scored anything; is there memory for the model on each node?")
-        parts = _chunks(left, jobs, 1 if alone else chunk_size(len(jobs), each))
-        chunks = [[(i, jobs[i]) for i in part] for part in parts]
+        parts = _chunks(left, cases, 1 if alone else chunk_size(len(cases), each))
+        chunks = [[(i, cases[i]) for i in part] for part in parts]
         for answer in _answers(ray, setup, each, chunks, alone=alone):
             done[answer["index"]] = True
             run.notes.extend(answer["notes"])
-            yield jobs[answer["index"]], answer["records"]
-    for i in (i for i in range(len(jobs)) if not done[i]):
+            yield cases[answer["index"]], answer["records"]
+    for i in (i for i in range(len(cases)) if not done[i]):
         died = f"its worker died {TRIES} times; out of memory, or a file that a library crashes on?"
-        yield jobs[i], [failed(jobs[i].path, f"{jobs[i].path}: {died}")]
+        yield cases[i], [failed_record(cases[i].path, f"{cases[i].path}: {died}")]
 
 
-def chunk_size(jobs: int, each: Share) -> int:
+def chunk_size(cases: int, each: Share) -> int:
     """Pictures per chunk, in whole batches: few enough that all workers have work until the end."""
     batch = GPU_BATCH if each.gpus else 1
-    fair = -(-jobs // (4 * each.workers * batch))
-    return batch * max(min(BATCHES, fair), -(-jobs // (CHUNKS * batch)))
+    fair = -(-cases // (4 * each.workers * batch))
+    return batch * max(min(BATCHES, fair), -(-cases // (CHUNKS * batch)))
 
 
-def _chunks(chosen: Sequence[int], jobs: Sequence[Job], size: int) -> Iterator[list[int]]:
+def _chunks(chosen: Sequence[int], cases: Sequence[ScoreCase], size: int) -> Iterator[list[int]]:
     """A volume is many pictures, and mostly a chunk by itself."""
-    for volumes, alike in groupby(chosen, key=lambda i: jobs[i].volume):
-        yield from grouped(alike, max(1, -(-len(jobs) // CHUNKS)) if volumes else size)
+    for volumes, alike in groupby(chosen, key=lambda i: cases[i].volume):
+        yield from grouped(alike, max(1, -(-len(cases) // CHUNKS)) if volumes else size)
 
 
 def _answers(
-    ray: Any, setup: Setup, each: Share, chunks: Sequence[Sequence[tuple[int, Job]]], *, alone: bool
+    ray: Any, setup: Setup, each: Share, chunks: Sequence[Sequence[tuple[int, ScoreCase]]], *, alone: bool
 ) -> Iterator[dict[str, Any]]:
     """Run one pipeline. A chunk that killed its worker too often gives no answer; a mistake stops everything."""
     if not chunks:
@@ -122,22 +124,22 @@ def _answers(
         raise UserError(f"Ray could not go on ({lines[-1].strip()}); is reshift {__version__} installed on every node?") from err
 
 
-def _table(chunk: Sequence[tuple[int, Job]]) -> Any:
+def _table(chunk: Sequence[tuple[int, ScoreCase]]) -> Any:
     import pyarrow
 
-    return pyarrow.table({"job": [json.dumps([i, *packed(job)]) for i, job in chunk]})
+    return pyarrow.table({"job": [json.dumps([i, *packed(case)]) for i, case in chunk]})
 
 
-def packed(job: Job) -> list[Any]:
+def packed(case: ScoreCase) -> list[Any]:
     """A job as JSON; a name that is no Unicode is escaped."""
-    found = job.scan.series
+    found = case.input.series
     series = found and [found.uid, found.modality, [str(file) for file in found.files], found.stacked, str(found.folder)]
-    return [str(job.path), job.stem, series]
+    return [str(case.path), case.name, series]
 
 
-def unpacked(path: str, stem: str, series: list[Any] | None) -> Job:
+def unpacked(path: str, name: str, series: list[Any] | None) -> ScoreCase:
     """Undo ``packed``."""
-    return Job(Scan(Path(path), _series(*series) if series else None), stem)
+    return ScoreCase(Input(Path(path), _series(*series) if series else None), name)
 
 
 def _series(uid: str, modality: str, files: list[str], stacked: bool, folder: str) -> "Series":
@@ -180,7 +182,7 @@ class Worker:
         rows = [json.loads(text) for text in texts]
         mark, answers = Path(f"{self.mark}-{rows[0][0]}"), list[dict[str, Any]]()
         try:
-            if begin(mark) > self.tries:
+            if count_attempt(mark) > self.tries:
                 return [{"given up": rows[0][0]}]
             for answer in _scored(self.run, rows):
                 answers.append(answer)  # one by one: what comes before a mistake is kept
@@ -204,8 +206,8 @@ def _go_home(setup: Setup) -> None:
 
 
 def _scored(run: Run, rows: Sequence[list[Any]]) -> Iterator[dict[str, Any]]:
-    jobs = [unpacked(*job) for _, *job in rows]
-    index = {job.stem: row[0] for job, row in zip(jobs, rows, strict=True)}  # no two jobs share a stem
-    for job, records in score_jobs(run, jobs):
-        yield {"index": index[job.stem], "records": records, "notes": list(run.notes)}
+    cases = [unpacked(*row) for _, *row in rows]
+    index = {case.name: row[0] for case, row in zip(cases, rows, strict=True)}  # no two cases share a name
+    for case, records in score_cases(run, cases):
+        yield {"index": index[case.name], "records": records, "notes": list(run.notes)}
         run.notes.clear()

@@ -1,4 +1,4 @@
-"""Score a volume: slice by slice, into one map on the file's own voxels, with memory bounded by a few slices and the map."""
+"""Score a volume slice by slice, into one heat-map on the file's own voxels. Memory holds a few slices and the heat-map."""
 
 import io
 import math
@@ -10,84 +10,76 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.data.consensus import Place
 from reshift.data.dicom.series import DicomVolume
-from reshift.data.image import Image
 from reshift.data.nifti import blank_map, write_nifti
-from reshift.data.source import ahead
 from reshift.data.volume import Volume
-from reshift.errors import UserError
-from reshift.inference.answer import Looked
-from reshift.inference.calibration import Calibration
-from reshift.inference.model import Found, Model, agreed, grouped
-from reshift.inference.overlay import montage, overlay, shows, tile
-from reshift.system.files import atomic_bytes, naming
+from reshift.inference.consensus import Place
+from reshift.inference.model import Model
+from reshift.inference.overlay import montage, overlay, tile, wants_overlay
+from reshift.inference.result import finish
+from reshift.inference.stream import Sample, average_stacks, predict_samples, prepare_sample
+from reshift.system.files import atomic_bytes, writing
 from reshift.system.progress import counted
 
 TOP = 5  # the volume's score is the mean of this many highest slice scores
 TILES, SIDE = 32, 160  # of the montage: how many at most, and their size in pixels
-NUMBERS = ("score", "p_value", "flag", "shift", "unlike", "shift_features", "differs")  # of a slice's record
 
 
-class Scored(NamedTuple):
-    """One slice; its map is with the others."""
+class ScoredSlice(NamedTuple):
+    """One slice; its heat-map is in the volume's."""
 
     k: int  # from the most inferior
-    at: int  # along the file's own axis
-    numbers: dict[str, Any]
+    position: int  # along the file's own axis
+    numbers: dict[str, Any]  # of its record
 
 
 def score_volume(
-    model: Model, volume: Volume, stem: str, out: Path, *, dicom: bool = False, overlays: str = "all"
+    model: Model, volume: Volume, name: str, out: Path, *, dicom: bool = False, overlays: str = "all"
 ) -> list[dict[str, Any]]:
-    """Write the map and the montage; return a record per slice, ordered as in the file, and the volume's own at the end.
+    """Write the heat-map and the montage; return a record per slice, ordered as in the file, and the volume's own at the end.
 
-    With ``overlays`` "flagged" there is a montage where any slice is.
+    With ``overlays`` "flagged" there is a montage where any slice is flagged.
     """
-    begun = time.monotonic()
-    place = stem if stem.endswith(".nii.gz") else f"{stem}.nii.gz"
-    target = out / "maps" / place
-    with naming(target):
+    begun, error, calibration = time.monotonic(), None, model.bundle.calibration
+    where = f"maps/{name.removesuffix('.nii.gz')}.nii.gz"
+    target = out / where
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    error = None
-    with naming(target), blank_map(volume, target.parent) as maps:
-        slices = sorted(_slices(model, volume, maps), key=lambda scored: scored.at)
-        write_nifti(target, volume.to_native(maps), volume)
-        if model.bundle.calibration is not None:
-            scale = model.bundle.calibration.heat_scale
-            if shows(overlays, flagged=any(scored.numbers["flag"] for scored in slices)):
-                tiles = [_tile(volume, maps, scored, scale) for scored in _shown(slices)]
-                _save_montage(out / "overlays" / f"{stem}.png", tiles)
+    with writing(target), blank_map(volume, target.parent) as heatmaps:
+        slices = sorted(_score_slices(model, volume, heatmaps), key=lambda scored: scored.position)
+        write_nifti(target, volume.to_native(heatmaps), volume)
+        if calibration is not None:
+            if wants_overlay(overlays, flagged=any(scored.numbers["flag"] for scored in slices)):
+                tiles = [_tile(volume, heatmaps, scored, calibration.heat_scale) for scored in _shown(slices)]
+                _save_montage(out / "overlays" / f"{name}.png", tiles)
             if dicom and isinstance(volume, DicomVolume):
-                error = export(out / "dicom" / place.removesuffix(".nii.gz"), volume, np.asarray(maps), model.bundle.calibration)
-    where, seconds = f"maps/{place}", time.monotonic() - begun
-    records = [{"slice": s.at, **s.numbers, "map": where, "seconds": round(seconds / len(slices), 4)} for s in slices]
+                from reshift.inference.dicom_export import export_result
+
+                error = export_result(out / "dicom" / name.removesuffix(".nii.gz"), volume, np.asarray(heatmaps), calibration)
+    seconds = time.monotonic() - begun
+    records = [{"slice": s.position, **s.numbers, "map": where, "seconds": round(seconds / len(slices), 4)} for s in slices]
     highest = sorted((s.numbers["score"] for s in slices), reverse=True)[:TOP]
     whole = {"slice": None, "score": math.fsum(highest) / len(highest), "map": where, "seconds": round(seconds, 4)}
     return [*records, {**whole, "error": error}]
 
 
-def _slices(model: Model, volume: Volume, maps: NDArray[np.float32]) -> Iterator[Scored]:
-    """Score the slices, let them agree if that is wished, and fill in their maps."""
-    for (k, seen), score, heatmap in agreed(model, _looked(model, volume), lambda at: Place("volume", at[0])):
-        result = model.result(seen._replace(score=score, heatmap=heatmap))
-        maps[k] = result.heatmap
-        yield Scored(k, volume.native_index(k), {name: getattr(result, name) for name in NUMBERS})
+def _score_slices(model: Model, volume: Volume, heatmaps: NDArray[np.float32]) -> Iterator[ScoredSlice]:
+    """Score the slices with enough foreground and fill in their heat-maps."""
+
+    def read(k: int) -> Sample[int]:
+        return prepare_sample(k, volume.image(k), model.bundle.config.data)
+
+    chosen = volume.foreground_slices(model.bundle.config.data.min_foreground)
+    samples = predict_samples(model, counted(chosen, volume.source.name), read)
+    for sample in average_stacks(model, samples, lambda k: Place("volume", k)):
+        if sample.error is not None:
+            raise sample.error
+        result = finish(sample, model.bundle.calibration)
+        heatmaps[sample.case] = result.heatmap
+        yield ScoredSlice(sample.case, volume.native_index(sample.case), result.numbers())
 
 
-def _looked(model: Model, volume: Volume) -> Iterator[Found[tuple[int, Looked]]]:
-    """Score the slices with enough foreground, some at a time."""
-    chosen = volume.chosen(model.bundle.config.data.min_foreground)
-    groups = list(grouped(chosen, model.batch))
-    loading = grouped(ahead(lambda k: model.prepare(volume.image(k)), chosen, 2 * model.batch), model.batch)
-    for _, group in zip(counted(groups, volume.source.name), loading, strict=True):
-        for (k, _), seen in zip(group, model.look([future.result() for _, future in group]), strict=True):
-            if not math.isfinite(seen.score):
-                raise UserError(f"{volume.source}: the model's score is {seen.score}; its training may have diverged")
-            yield (k, seen), seen.score, seen.heatmap
-
-
-def _shown(slices: list[Scored]) -> list[Scored]:
+def _shown(slices: list[ScoredSlice]) -> list[ScoredSlice]:
     """At most TILES slices, evenly spread; the highest score is among them."""
     at = np.linspace(0, len(slices) - 1, min(TILES, len(slices))).round().astype(int)
     best = max(range(len(slices)), key=lambda i: float(slices[i].numbers["score"]))
@@ -95,11 +87,11 @@ def _shown(slices: list[Scored]) -> list[Scored]:
     return [slices[i] for i in at]
 
 
-def _tile(volume: Volume, maps: NDArray[np.float32], scored: Scored, scale: float) -> NDArray[np.uint8]:
-    """One slice with its map, labelled with its index in the file; a star says that it was flagged."""
+def _tile(volume: Volume, heatmaps: NDArray[np.float32], scored: ScoredSlice, scale: float) -> NDArray[np.uint8]:
+    """One slice with its heat-map, labelled with its index in the file; a star says that it was flagged."""
     image = volume.image(scored.k)
-    blended = overlay(image.pixels, maps[scored.k], scale, image.window)
-    return tile(blended, image.spacing, SIDE, f"{scored.at}{' *' if scored.numbers['flag'] else ''}")
+    blended = overlay(image.pixels, heatmaps[scored.k], scale, image.window)
+    return tile(blended, image.spacing, SIDE, f"{scored.position}{' *' if scored.numbers['flag'] else ''}")
 
 
 def _save_montage(target: Path, tiles: list[NDArray[np.uint8]]) -> None:
@@ -107,20 +99,6 @@ def _save_montage(target: Path, tiles: list[NDArray[np.uint8]]) -> None:
 
     buffer = io.BytesIO()
     PIL.Image.fromarray(montage(tiles)).save(buffer, "png")
-    with naming(target):
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     atomic_bytes(target, buffer.getvalue())
-
-
-def export(folder: Path, scan: DicomVolume | Image, maps: NDArray[np.float32], calibration: Calibration) -> str | None:
-    """Write what a PACS takes: the thresholded map, the map itself, and overlays, all referring to the scan.
-
-    Many scans lack what DICOM wants of a result. That loses the result, never the score: what is wrong is returned.
-    """
-    from reshift.inference.dicom_export import export_dicom, read_sources
-
-    try:
-        export_dicom(folder, read_sources(scan), scan, maps, calibration.reference.pixel_threshold, calibration.heat_scale)
-    except UserError as err:
-        return str(err)
-    return None

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from reshift.kernels.available import switched_on
+
 
 class Recording(NamedTuple):
     """A recorded function: fill ``x``, replay, read ``out``."""
@@ -17,7 +19,7 @@ class Recording(NamedTuple):
     out: Any
 
     def __call__(self, x: Tensor) -> Any:
-        """What the function returns for ``x``, in tensors that the next call overwrites."""
+        """The function's output for ``x``, in tensors that the next call overwrites."""
         self.x.copy_(x)
         self.graph.replay()
         return self.out
@@ -33,7 +35,8 @@ class Recorder:
     WARM_UP = 3  # calls before recording, for cuDNN to choose its kernels and the optimiser to make its state
 
     def __init__(self, generator: torch.Generator, *, enabled: bool) -> None:
-        self.generator, self.enabled = generator, enabled and generator.device.type == "cuda"
+        self.generator = generator
+        self.enabled = enabled and generator.device.type == "cuda" and switched_on("graphs")
         self.calls: Counter[Hashable] = Counter()
         self.recordings: dict[Hashable, Recording] = {}
 
@@ -60,49 +63,49 @@ class Recorder:
     def _record(self, function: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> Recording:
         graph, static = torch.cuda.CUDAGraph(), x.clone()
         graph.register_generator_state(self.generator)
-        first = torch.cuda.Stream(priority=-1)  # before what runs beside it
-        with torch.cuda.graph(graph, stream=first, capture_error_mode="thread_local"):  # others may be reading images
+        main = torch.cuda.Stream(priority=-1)  # goes before the weight gradients on their side stream
+        with torch.cuda.graph(graph, stream=main, capture_error_mode="thread_local"):  # others may be reading images
             out = function(static)
         return Recording(graph, static, out)
 
 
-Answer = TypeVar("Answer", bound=tuple[Tensor, ...])  # a NamedTuple
+Output = TypeVar("Output", bound=tuple[Tensor, ...])  # a NamedTuple
 
 
-class Replays:
-    """Calls of pure functions, replayed as CUDA graphs where they come often: the launches cost more than the kernels.
+class GraphCache:
+    """Calls of pure functions, replayed as CUDA graphs where they are frequent: the launches cost more than the kernels.
 
-    The first calls of a key run as they are, so whatever comes seldom, such as a smaller last batch, always does. A graph reads
-    the weights where they lay when it was recorded: they may change in place, but not move. What cannot be recorded, for want of
-    memory or otherwise, goes on as it is. Threads take turns: a graph has one place for its input and one for its answer.
+    The first calls of a key run plainly, so a rare shape, such as a smaller last batch, is never recorded. A graph reads the
+    weights at their addresses when it was recorded: they may change in place, but not move. What cannot be recorded, for lack
+    of memory or otherwise, runs plainly. Threads take turns: a graph has one input and one output.
     """
 
     WARM_UP = 3  # calls before recording, for kernels to be compiled and chosen and for tables to be made
-    KEPT = 4  # graphs; then the one not used for longest goes
+    KEPT = 4  # graphs; then the least recently used one is dropped
 
     def __init__(self) -> None:
         self.calls: Counter[Hashable] = Counter()
-        self.recordings: dict[Hashable, Recording] = {}  # the last used last
+        self.recordings: dict[Hashable, Recording] = {}  # the most recently used last
         self.refused = set[Hashable]()
         self.lock = Lock()
         self.stream: torch.cuda.Stream | None = None
 
-    def __call__(self, key: Hashable, function: Callable[[Tensor], Answer], x: Tensor) -> Answer:
-        """``function(x)``, in tensors of its own; one key always stands for the same function and shape."""
+    def __call__(self, key: Hashable, function: Callable[[Tensor], Output], x: Tensor) -> Output:
+        """``function(x)``, in new tensors; one key always stands for the same function and shape."""
         with self.lock:
             self.calls[key] += 1
-            if self.calls[key] > self.WARM_UP and self._ready(key, function, x):
-                out: Answer = self.recordings[key](x)
+            if switched_on("graphs") and self.calls[key] > self.WARM_UP and self._ready(key, function, x):
+                out: Output = self.recordings[key](x)
                 return type(out)(*(value.clone() for value in out))
         return function(x)
 
-    def _ready(self, key: Hashable, function: Callable[[Tensor], Answer], x: Tensor) -> bool:
-        """Whether there is a recording, now the last used."""
+    def _ready(self, key: Hashable, function: Callable[[Tensor], Output], x: Tensor) -> bool:
+        """Whether there is a recording; if so it becomes the most recently used."""
         if key in self.refused:
             return False
         if key not in self.recordings and len(self.recordings) == self.KEPT:
             oldest = next(iter(self.recordings))
-            del self.recordings[oldest], self.calls[oldest]  # it has to come often again, or two would drive each other out
+            del self.recordings[oldest], self.calls[oldest]  # it has to become frequent again, or two would evict each other
         try:
             known = self.recordings.pop(key, None)
             self.recordings[key] = known or self._record(function, x)
@@ -110,8 +113,8 @@ class Replays:
             self.refused.add(key)
         return key in self.recordings
 
-    def _record(self, function: Callable[[Tensor], Answer], x: Tensor) -> Recording:
-        """Graphs may share memory, since an answer is copied before another runs; other threads may use the GPU meanwhile."""
+    def _record(self, function: Callable[[Tensor], Output], x: Tensor) -> Recording:
+        """Graphs share memory, since an output is copied before another runs; other threads may use the GPU meanwhile."""
         graph, static = torch.cuda.CUDAGraph(), x.clone()
         pool = next((each.graph.pool() for each in self.recordings.values()), None)
         with torch.cuda.device(x.device):

@@ -1,4 +1,4 @@
-"""Methods, one file each, behind one protocol. This literal dict is the registry; importing it imports no torch."""
+"""The methods, one file each, behind one base class. ``METHODS`` is the registry; importing it does not import torch."""
 
 import os
 import sys
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a method lives and what it is, in one line."""
+    """One method: where it is defined and what it does."""
 
     location: str  # module below reshift.methods, and class
     summary: str
-    caveat: str = ""  # why a method is not what its name says; it then has a † behind the name in every table
+    caveat: str = ""  # why the method differs from what its name says; tables then show the name with a †
 
 
 METHODS: dict[str, Entry] = {
     "reshift": Entry("reshift.method:Reshift", "dense reconstruction-shift discrimination with pretrained features"),
     "dmd": Entry("dmd.method:DMD", "discriminative mask-guided latent diffusion, exactly as the paper describes it"),
-    "ae": Entry("ae:AE", "convolutional autoencoder"),
-    "vae": Entry("vae:VAE", "variational autoencoder"),
+    "ae": Entry("autoencoder:AE", "convolutional autoencoder"),
+    "vae": Entry("autoencoder:VAE", "variational autoencoder"),
     "fanogan": Entry("fanogan:FAnoGAN", "f-AnoGAN: WGAN-GP and an encoder into its latent space"),
     "dae": Entry("dae:DAE", "denoising autoencoder: a U-Net that removes coarse noise"),
     "ddpm": Entry("diffusion.ddpm:DDPM", "image-space diffusion: noise to t = 250 and back"),
-    "anoddpm": Entry("diffusion.anoddpm:AnoDDPM", "AnoDDPM: the same with simplex noise"),
+    "anoddpm": Entry("diffusion.anoddpm:AnoDDPM", "AnoDDPM: DDPM with simplex noise"),
     "autoddpm": Entry("diffusion.autoddpm:AutoDDPM", "AutoDDPM: mask what diffusion changes, stitch, resample"),
     "thor-gaussian": Entry("diffusion.thor:ThorGaussian", "THOR: a chain harmonised with the input, Gaussian noise"),
     "thor-simplex": Entry("diffusion.thor:ThorSimplex", "THOR: a chain harmonised with the input, simplex noise"),
     "diffuse": Entry(
         "diffusion.diffuse:Diffuse",
-        "Dif-fuse†: edit where the image surprises, keep the rest",
+        "Dif-fuse†: edit what the network would change most, keep the rest",
         "diffuse† is a stand-in: Dif-fuse itself learns where to edit from labelled diseased images, which no other method sees",
     ),
     "cddpm": Entry("diffusion.cddpm:CDDPM", "cDDPM: one-step restoration conditioned on an image code"),
@@ -51,23 +51,23 @@ VARIABLE = "RESHIFT_METHODS"
 
 
 def caveat(name: str) -> str | None:
-    """Why the method is not what its name says; None for most, and for methods of others."""
+    """Why the method differs from what its name says; None for most, and for methods outside this package."""
     return (METHODS[name].caveat or None) if name in METHODS else None
 
 
 def label(name: str) -> str:
-    """The name as tables show it, with its † where there is a caveat."""
+    """The name as tables show it, with a † if there is a caveat."""
     return f"{name}†" if caveat(name) else name
 
 
 class ForeignMethodError(UserError):
-    """A method outside this package that cannot be used, or that nobody has allowed."""
+    """A method outside this package that cannot be used, or that the user has not allowed."""
 
 
 def get(name: str, *, given: bool = False) -> "DetectorClass":
     """Import the method called ``name``, or the one at ``module:Class``.
 
-    A location may come from a file, such as a stranger's bundle, and importing runs code. So a location is followed only if the
+    A location may come from a file, such as a downloaded bundle, and importing runs code. So a location is imported only if the
     user has ``given`` it, has named it in ``RESHIFT_METHODS``, or has imported its module already.
     """
     if ":" in name:
@@ -80,6 +80,8 @@ def get(name: str, *, given: bool = False) -> "DetectorClass":
 
 
 def _foreign(location: str, *, given: bool) -> "DetectorClass":
+    from reshift.methods.detector import Detector
+
     module, _, attribute = location.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ForeignMethodError(f"method {location!r}: write it as package.module:Class")
@@ -90,21 +92,22 @@ def _foreign(location: str, *, given: bool) -> "DetectorClass":
     found: Any = vars(_import(module, location)).get(attribute)  # getattr could make a lazy module import more
     if not isinstance(found, type):
         raise ForeignMethodError(f"method '{location}': module '{module}' has no class '{attribute}'")
-    missing = [part for part in ("Settings", "profiles", "stages", "predict", "state_dict") if not hasattr(found, part)]
-    if missing:
-        raise ForeignMethodError(f"method '{location}' is no method: it lacks {', '.join(missing)}; see docs/add-a-method.md")
+    if not issubclass(found, Detector):
+        raise ForeignMethodError(f"method '{location}' is not a subclass of Detector; see docs/add-a-method.md")
+    if missing := [part for part in ("Settings", "profiles") if not hasattr(found, part)]:
+        raise ForeignMethodError(f"method '{location}' has no {' and no '.join(missing)}; see docs/add-a-method.md")
     return cast("DetectorClass", found)
 
 
 def _import(module: str, location: str) -> ModuleType:
-    """Import from where Python looks, and else from the current folder, which the path of a console script lacks."""
+    """Import from Python's path or, failing that, from the current folder, which a console script's path does not have."""
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
-        sys.path.append(here)  # at the end: a file here must not stand in for a package
+        sys.path.append(here)  # at the end: a file here must not replace a package
     try:
         return import_module(module)
-    except Exception as err:  # it is the user's code: anything may happen
+    except Exception as err:  # the user's code may raise anything
         remedy = "; install it, or run in the folder that holds it" if isinstance(err, ModuleNotFoundError) else ""
         why = reason(err).splitlines()[0]
         raise ForeignMethodError(f"method '{location}': importing '{module}' failed ({why}){remedy}") from err

@@ -1,33 +1,35 @@
-"""DAE: a U-Net that learned to take coarse noise off normal images takes lesions off, too.
+"""DAE: a U-Net learns to remove coarse noise from normal images; at test time it removes lesions, too.
 
-Paper: Kascenas, Pugeault, O'Neil, "Denoising Autoencoders for Unsupervised Anomaly Detection in Brain MRI" (2022), and its code.
-Faithful: the network (four levels), Gaussian noise drawn on a 16×16 grid per channel, enlarged bilinearly with aligned corners,
-rolled around the image, kept to the foreground, with deviation 0.2 of a [0, 1] grey scale (0.4 of ours), and none at test time;
-the loss, squared error times foreground averaged over all pixels; learning rate 1e-4, clip 0.5, batch 16.
+Paper: Kascenas, Pugeault, O'Neil, "Denoising Autoencoders for Unsupervised Anomaly Detection in Brain MRI" (2022), and
+its code. Faithful: the network (four levels); Gaussian noise drawn on a 16×16 grid per channel, enlarged bilinearly
+with aligned corners, rolled around the image, restricted to the foreground, with standard deviation 0.2 on a [0, 1]
+grey scale (0.4 on ours), and no noise at test time; the loss, squared error times foreground, averaged over all pixels;
+learning rate 1e-4, clip 0.5, batch 16.
 
-Different: (1) every sample is rolled by its own shift; the authors draw one per batch. (2) One cosine down to 0; theirs has a
-period of 100 epochs and is run past it, so that the rate swings. (3) AdamW in place of Adam with AMSGrad and an L2 penalty of
-1e-5. (4) The last weights, not those of the best validation loss. (5) The authors make 67,200 updates; ``epochs`` is 250, as in
-MedIAnomaly's version, and 67,200 · 16 / (number of training images) gives theirs. (6) MedIAnomaly's version also lowers the
-whole noisy image, background included, by 1, and no test image. The first convolution cannot see a constant, its kernels having
-mean 0 and the border being reflected, so nothing shows; here nothing is added. (7) Foreground is what exceeds 0.01 of the
-[0, 1] scale in any channel; the authors add the channels up first.
+Different: (1) every sample is rolled by its own shift; the authors draw one per batch. (2) One cosine down to 0; theirs
+has a period of 100 epochs and is run past it, so that the rate oscillates. (3) AdamW instead of Adam with AMSGrad and
+an L2 penalty of 1e-5. (4) The last weights, not those of the best validation loss. (5) The authors make 67,200 updates;
+``epochs`` is 250, as in MedIAnomaly's version, and 67,200 · 16 / (number of training images) gives theirs. (6)
+MedIAnomaly's version also subtracts 1 from the whole noisy image, background included, but not from test images. This
+has no effect, because the kernels of the first convolution have mean 0 and the border is reflected; it is left out
+here. (7) Foreground is what exceeds 0.01 of the [0, 1] scale in any channel; the authors add the channels first.
 
-Map: |x - x̂| averaged over channels (``map = "squared"``: MedIAnomaly's choice), and 0 outside the foreground, where the loss
-teaches the network nothing. Image score: the mean of the map; the authors give none. ``postprocess = "authors"``: the foreground
-is eroded first (5×5 mean above 0.95; outside the image counts as background), then the map is median-filtered, 5×5.
+Heat-map: |x - x̂| averaged over channels (``map = "squared"``: MedIAnomaly's choice), and 0 outside the foreground,
+where the network is not trained. Image score: its mean; the authors give none. ``postprocess = "authors"``: the
+foreground is eroded first (5×5 mean above 0.95; outside the image counts as background), then the heat-map is
+median-filtered, 5×5.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from reshift.config import Frozen
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
+from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step, map_parts
 from reshift.methods.ops.filters import foreground, median_filter
 from reshift.nets.dae_unet import DenoisingUNet
 
@@ -38,17 +40,17 @@ class DAESettings(Frozen):
     epochs: int = Field(250, ge=0)  # MedIAnomaly's
     widths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (64, 128, 256, 512)
     noise_std: float = Field(0.4, ge=0.0)  # on [-1, 1]
-    noise_grid: int = Field(16, ge=2)  # points a side: 8 pixels apart at 128×128; size / 8 keeps that at other sizes
-    floor: float = -0.98  # what is brighter is foreground; below -1, everything is
+    noise_grid: int = Field(16, ge=2)  # points per side: 8 pixels apart at 128×128; size / 8 keeps that at other sizes
+    floor: float = -0.98  # brighter pixels are foreground; below -1, all pixels are
     map: Literal["absolute", "squared"] = "absolute"
     postprocess: Literal["none", "authors"] = "none"
 
 
-class DAE(nn.Module):
+class DAE(Detector):
     """Denoise, compare."""
 
-    Settings: ClassVar[type[Frozen]] = DAESettings
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Settings = DAESettings
+    profiles: ClassVar[Profiles] = {
         "paper": {"train": {"batch": 16, "lr": 1e-4, "weight_decay": 1e-5, "clip": 0.5, "schedule": "cosine"}},
         "quick": {
             "train": {"batch": 8, "lr": 1e-3, "weight_decay": 1e-5, "clip": 0.5, "schedule": "cosine"},
@@ -74,17 +76,17 @@ class DAE(nn.Module):
         return (Stage("denoiser", self.settings.epochs, (Objective((self.net,), self._loss),), decided_by=decided_by),)
 
     def _loss(self, x: Tensor, step: Step) -> dict[str, Tensor]:
-        inside = self._inside(x)
+        inside = self._foreground(x)
         noisy = x + inside * coarse_noise(x, self.settings.noise_grid, self.settings.noise_std, step)
         error = x - self.net(noisy).to(x.dtype)
         return {"loss": (error.square() * inside).mean()}
 
-    def _inside(self, x: Tensor) -> Tensor:
+    def _foreground(self, x: Tensor) -> Tensor:
         return foreground(x, self.settings.floor)  # (B, 1, H, W)
 
     def anomaly_map(self, x: Tensor) -> Tensor:
         """``(B, C, H, W)`` → ``(B, H, W)``."""
-        s, inside = self.settings, self._inside(x)
+        s, inside = self.settings, self._foreground(x)
         error: Tensor = x - self.net(x).to(x.dtype)
         error = error.abs() if s.map == "absolute" else error.square()
         if s.postprocess == "none":
@@ -93,23 +95,18 @@ class DAE(nn.Module):
         return median_filter((error * eroded).mean(1, keepdim=True), 5).squeeze(1)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
-        """The denoised foreground on x's own background, within [-1, 1]; one by one on the CPU, as in ``batch_invariant``."""
-        parts = invariant_parts(x)
-        denoised = torch.cat([self.net(part).to(x.dtype) for part in parts]).clamp(-1.0, 1.0)
-        return torch.where(self._inside(x) > 0, denoised, x)
+        """The denoised foreground on x's own background, clipped to [-1, 1]."""
+        denoised = map_parts(self.net, x).to(x.dtype).clamp(-1.0, 1.0)
+        return torch.where(self._foreground(x) > 0, denoised, x)
 
-    def predict(self, x: Tensor) -> Prediction:
-        """The map and its mean."""
-
-        def one(images: Tensor) -> Prediction:
-            heatmap = self.anomaly_map(images)
-            return Prediction(heatmap.flatten(1).mean(1), heatmap)
-
-        return batch_invariant(one, x)
+    def forward(self, x: Tensor) -> Prediction:
+        """The heat-map and its mean."""
+        heatmap = self.anomaly_map(x)
+        return Prediction(heatmap.flatten(1).mean(1), heatmap)
 
 
 def coarse_noise(x: Tensor, grid: int, std: float, step: Step) -> Tensor:
-    """Smooth noise of ``x``'s shape, independent for every sample and channel."""
+    """Smooth noise shaped like ``x``, independent for every sample and channel."""
     b, c, h, w = x.shape
     points = std * step.normal(b, c, grid, grid)
     noise = F.interpolate(points, size=(h, w), mode="bilinear", align_corners=True)
@@ -117,9 +114,9 @@ def coarse_noise(x: Tensor, grid: int, std: float, step: Step) -> Tensor:
 
 
 def roll_each(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """``torch.roll`` of every sample by its own shifts ``(B,)``, read by index since shifts stay on the GPU."""
+    """``torch.roll`` of every sample by its own shifts ``(B,)``, by index, so that the shifts stay on the GPU."""
     _, _, h, w = x.shape
-    rows = (torch.arange(h, device=x.device) - down[:, None]) % h  # (B, H): where each row comes from
+    rows = (torch.arange(h, device=x.device) - down[:, None]) % h  # (B, H): the source of each row
     cols = (torch.arange(w, device=x.device) - right[:, None]) % w
     x = x.gather(2, rows[:, None, :, None].expand_as(x))
     return x.gather(3, cols[:, None, None, :].expand_as(x))

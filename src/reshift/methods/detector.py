@@ -1,6 +1,6 @@
-"""The protocol every method follows, and what the training loop hands to a loss."""
+"""The base class of every method, what a method says about its training, and the random numbers a loss may use."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from reshift.config import Frozen
+
+Profiles = Mapping[str, Mapping[str, Any]]  # profile → default values of [train], [data], [model], …
 
 
 class Prediction(NamedTuple):
@@ -20,11 +22,11 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One training step's randomness and its place among the processes.
+    """The random numbers of one training step, and this process's rank.
 
-    Every process draws for the global batch and keeps its own rows, so two processes see what one would. Seeding by step
-    makes a resumed run draw what the killed one would have drawn, with no generator state to save. A loss must draw from here
-    and nowhere else, and must not branch on tensor values: on a GPU its step is recorded once and replayed.
+    Every rank draws for the global batch and keeps its own rows, so two ranks see what one would. The generator is seeded by
+    the step's number, so a resumed run draws the same numbers and no generator state has to be saved. A loss must draw from
+    here only, and must not branch on tensor values: on a GPU a step is recorded once and replayed.
     """
 
     generator: torch.Generator
@@ -32,49 +34,49 @@ class Step:
     world: int = 1
 
     def uniform(self, *shape: int) -> Tensor:
-        """U[0, 1), first dimension = this process's batch."""
-        return self._mine(torch.rand(self._everyone(shape), generator=self.generator, device=self.generator.device))
+        """U[0, 1); the first dimension is this rank's batch."""
+        return self._own_rows(torch.rand(self._global_shape(shape), generator=self.generator, device=self.generator.device))
 
     def normal(self, *shape: int) -> Tensor:
-        """N(0, 1), first dimension = this process's batch."""
-        return self._mine(torch.randn(self._everyone(shape), generator=self.generator, device=self.generator.device))
+        """N(0, 1); the first dimension is this rank's batch."""
+        return self._own_rows(torch.randn(self._global_shape(shape), generator=self.generator, device=self.generator.device))
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         """Uniform on {low, …, high}, both ends included."""
-        size = self._everyone(shape)
-        return self._mine(torch.randint(low, high + 1, size, generator=self.generator, device=self.generator.device))
+        size = self._global_shape(shape)
+        return self._own_rows(torch.randint(low, high + 1, size, generator=self.generator, device=self.generator.device))
 
     def total(self, value: Tensor) -> Tensor:
-        """Sum over processes."""
+        """Sum over all ranks."""
         if self.world > 1:
             value = value.clone()
             dist.all_reduce(value)
         return value
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All processes' rows, in rank order."""
+        """The rows of all ranks, in rank order."""
         if self.world == 1:
             return rows
         parts = [torch.empty_like(rows) for _ in range(self.world)]
         dist.all_gather(parts, rows.contiguous())
         return torch.cat(parts)
 
-    def _everyone(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _global_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (shape[0] * self.world, *shape[1:])
 
-    def _mine(self, rows: Tensor) -> Tensor:
+    def _own_rows(self, rows: Tensor) -> Tensor:
         return rows.chunk(self.world)[self.rank]
 
 
 class Objective(NamedTuple):
-    """What one optimiser does: the modules it moves, by which loss, every n-th step (a GAN has two of these)."""
+    """What one optimiser trains: its modules, their loss, and how often it steps. A GAN has two of these."""
 
     modules: tuple[nn.Module, ...]
-    loss: Callable[[Tensor, Step], dict[str, Tensor]]  # "loss" is minimised, the rest is logged
-    every: int = 1
-    after: Callable[[Step], None] | None = None  # once the optimiser has stepped
-    rate: float = 1.0  # times train.lr
-    betas: tuple[float, float] = (0.9, 0.999)  # AdamW's; (0, 0.9) is RMSProp with its start corrected
+    loss: Callable[[Tensor, Step], dict[str, Tensor]]  # "loss" is minimised, the other entries are logged
+    every: int = 1  # a step on every n-th batch
+    after: Callable[[Step], None] | None = None  # called after the optimiser's step
+    lr_factor: float = 1.0  # times train.lr
+    betas: tuple[float, float] = (0.9, 0.999)  # of AdamW; (0, 0.9) is RMSProp with bias correction
 
 
 class Stage(NamedTuple):
@@ -83,58 +85,91 @@ class Stage(NamedTuple):
     name: str
     epochs: int
     objectives: tuple[Objective, ...]
-    begin: Callable[..., None] | None = None  # sees the training images once, before the first step: begin(batches)
+    begin: Callable[..., None] | None = None  # begin(batches): one pass over the training images before the first step
     # The settings that decide what this stage learns, beside data, seed and [train]. A stage that names them is trained once:
-    # whoever needs the same again, be it another method, takes it from the cache. None: never shared.
+    # another run or method that needs the same takes it from the cache. None: never shared.
     decided_by: Mapping[str, Any] | None = None
-    steps: int | None = None  # in place of epochs, where the number of images should not matter
-    # Above 1, subjects are dealt into so many folds: a batch then has equal parts, ``x.chunk(folds)[k]`` of fold k, and
-    # ``begin(batches, k)`` is called once for each. A part of the method that leaves fold k out has those images unseen.
+    steps: int | None = None  # replaces epochs where the number of images should not matter
+    # Above 1, the subjects are split into this many folds. Each batch then has equal parts, ``x.chunk(folds)[k]`` of fold k,
+    # and ``begin(batches, k)`` is called once per fold. A part of the method that leaves out fold k has not seen its images.
     folds: int = 1
 
 
-class Detector(Protocol):
-    """What ``train``, ``predict`` and ``bench`` need of a method; every detector is also an ``nn.Module``.
+class Detector(nn.Module):
+    """The base class of every method. A method implements ``stages`` and ``forward``; everything else is optional.
 
-    Optional: ``bf16 = True`` lets ``predict`` run in bf16 on a GPU, ``bf16_cpu`` on the CPU if RESHIFT_AMP asks for it;
-    ``recordable = True`` lets it be recorded on a GPU and replayed: after its first calls it then neither waits for the GPU nor
-    copies anything to it, draws nothing, and does the same for all images of a shape. ``settle(batches)`` sees normals that were
-    not trained on, once, after the last stage; ``notes()`` are lines a user should read; ``features``, ``pseudo_healthy`` as in
-    ``dmd``.
-    ``score_of(heatmap (B, H, W)) -> (B,)``, where ``predict`` takes the score from the map alone: with it, the maps of a stack's
-    slices may be averaged (``data.consensus``).
-    With ``folds`` above 1, as in its stages, ``predict(x, without=k)`` uses nothing that has seen fold k: thresholds then come
-    from all training normals. ``settle`` gets pairs (batch, fold); the fold of images that no part has seen is None.
+    A subclass also sets ``Settings`` and ``profiles``, and is built as ``cls(settings, size, channels)``.
     """
+
+    Settings: ClassVar[type[Frozen]]
+    profiles: ClassVar[Profiles]  # "paper" and "quick"
+    bf16: ClassVar[bool] = False  # ``forward`` may run in bf16 on a GPU
+    bf16_cpu: ClassVar[bool] = False  # ``forward`` may run in bf16 on the CPU where RESHIFT_AMP=bf16 asks for it
+    # ``forward`` may be recorded on a GPU and replayed: after its first calls it neither waits for the GPU nor copies to it,
+    # draws no random numbers, and does the same work for all images of one shape.
+    recordable: ClassVar[bool] = False
+    # Above 1, as in its stages: ``forward(x, without=k)`` uses nothing that has seen fold k, so all training normals can set
+    # the thresholds.
+    folds: int = 1
+    # Wraps the steps of a long prediction, ``for t in self.track(steps, "denoising step")``; a caller replaces it to show
+    # progress.
+    track: Callable[[Sequence[Any], str], Iterable[Any]] = staticmethod(lambda steps, _label: steps)
 
     def stages(self) -> Sequence[Stage]:
         """What is trained, in order. Empty for a method that learns nothing."""
+        return ()
 
-    def predict(self, x: Tensor) -> Prediction:
-        """Score ``x (B, C, H, W)`` in [-1, 1]. Pure: on the CPU the same bits alone or in any batch."""
+    def forward(self, x: Tensor) -> Prediction:
+        """Score ``x (B, C, H, W)`` in [-1, 1]. Pure: the same input always gives the same output."""
+        raise NotImplementedError
+
+    def predict(self, x: Tensor, without: int | None = None) -> Prediction:
+        """Run ``forward``; on the CPU every image gets the same bits alone or in any batch. ``without``: see ``folds``."""
+        leave_out = {} if without is None else {"without": without}
+        parts: list[Prediction] = [self(images, **leave_out) for images in batch_parts(x)]
+        return Prediction(torch.cat([p.score for p in parts]), torch.cat([p.heatmap for p in parts]))
+
+    def fit_normalisation(self, batches: Iterable[tuple[Tensor, int | None]]) -> None:
+        """See normals once, after the last stage: pairs (images, fold); the fold is None where no part has seen the images."""
+
+    def score_of(self, heatmap: Tensor) -> Tensor | None:
+        """The score that follows from a heat-map ``(B, H, W)`` alone; None where it does not. ``data.consensus`` needs it."""
+
+    def pseudo_healthy(self, x: Tensor) -> Tensor | None:
+        """The images as they would look without disease, in [-1, 1], shaped like ``x``; None if the method restores none."""
+
+    def features(self, x: Tensor) -> Tensor | None:
+        """An embedding of each image, ``(B, d)``; None if the method has none."""
+
+    def notes(self) -> list[str]:
+        """Lines that a user of this model should read."""
+        return []
+
+    def overrides(self, method: str) -> bool:
+        """Whether this class has an optional method of its own: ``overrides("pseudo_healthy")``."""
+        return getattr(type(self), method) is not getattr(Detector, method)
 
 
 class DetectorClass(Protocol):
-    """The class behind a registry entry."""
+    """A subclass of ``Detector``, and how it is built."""
 
     Settings: ClassVar[type[Frozen]]
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]]  # profile → config layer (tables "train", "model", …)
+    profiles: ClassVar[Profiles]
 
     def __call__(self, settings: Any, size: int, channels: int) -> Any:
-        """Build the (untrained) detector for ``size``×``size`` images."""
+        """Build the untrained detector for ``size``×``size`` images. A ValueError says what it cannot take."""
 
 
-def invariant_parts(x: Tensor) -> tuple[Tensor, ...]:
-    """Cut a batch so that no image's bits depend on its neighbours.
+def batch_parts(x: Tensor) -> tuple[Tensor, ...]:
+    """Split a batch so that no image's bits depend on its neighbours.
 
     CPU kernels choose their blocking, and so their rounding, by batch size: there, images go one by one. On a GPU that would
-    waste the card, and results agree to float tolerance only.
+    be slow; the batch stays whole and results agree to float tolerance only.
     """
     parts: tuple[Tensor, ...] = x.split(1 if x.device.type == "cpu" else len(x))
     return parts
 
 
-def batch_invariant(predict: Callable[[Tensor], Prediction], x: Tensor) -> Prediction:
-    """Run ``predict`` on the parts of a batch, and put its answers together."""
-    parts = [predict(images) for images in invariant_parts(x)]
-    return Prediction(torch.cat([p.score for p in parts]), torch.cat([p.heatmap for p in parts]))
+def map_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply ``function`` to the parts of a batch and join the results."""
+    return torch.cat([function(images) for images in batch_parts(x)])

@@ -1,63 +1,64 @@
-"""f-AnoGAN: a GAN learns to make normal images, then an encoder learns to find an image's code; what G cannot make is abnormal.
+"""f-AnoGAN: a GAN learns to generate normal images, an encoder to find their codes; what G cannot generate is abnormal.
 
-Schlegl, Seeböck, Waldstein, Langs, Schmidt-Erfurth, "f-AnoGAN: Fast unsupervised anomaly detection with generative adversarial
-networks", 2019; the residual WGAN-GP of the authors' program (tSchlegl/f-AnoGAN), not the DCGAN-like networks of its ports.
+Schlegl, Seeböck, Waldstein, Langs, Schmidt-Erfurth, "f-AnoGAN: Fast unsupervised anomaly detection with generative
+adversarial networks", 2019; the residual WGAN-GP of the authors' code (tSchlegl/f-AnoGAN), not the DCGAN-like networks
+of its ports.
 
-As the authors have it: networks, initial weights, n_critic, penalty, Adam at 1e-4 with β (0, 0.9), the izi_f encoder with G and
-D frozen, z ~ N(0, I) and a score with the feature term. Different:
+Faithful: networks, initial weights, n_critic, penalty, Adam at 1e-4 with β (0, 0.9), the izi_f encoder with G and D
+frozen, z ~ N(0, I) and a score with the feature term. Different:
 
-- 128 pixels instead of 64: one residual block more, the same 4×4 grid at the deep end.
-- They train on a very large set of patches, 50 000 encoder steps at batch 64. A few hundred normals make 64 a handful of steps
-  an epoch; batch 16 and 1500 epochs are those of the 128-pixel port in GenAI_UAD.
-- RMSProp at 5e-5 for the encoder is AdamW with β (0, 0.9) at half of ``train.lr``: the same rule, with its start corrected.
-- E ends in tanh (``bounded``), an option of the authors: no code further out than one standard deviation on any axis, so that
-  the encoder cannot leave the codes G was trained on.
+- 128 pixels instead of 64: one residual block more, the same 4×4 grid at the deepest level.
+- They train on a very large set of patches, 50 000 encoder steps at batch 64. With a few hundred normals, batch 64
+  gives only a few steps per epoch; batch 16 and 1500 epochs are those of the 128-pixel port in GenAI_UAD.
+- RMSProp at 5e-5 for the encoder is AdamW with β (0, 0.9) at half of ``train.lr``: the same rule, with bias correction.
+- E ends in tanh (``bounded``), an option of the authors: every entry of a code is within one standard deviation, so
+  that the encoder stays with codes that G was trained on.
 
-Mistakes of known ports, not made here: BatchNorm in the critic couples the images whose gradients are penalised one by one;
-dropout at work while features are compared; [0, 1] images against a tanh generator; a first linear layer that grows with the
-side; the feature term left out of the score.
+Mistakes of known ports, not made here: BatchNorm in the critic couples images whose gradients are penalised one by one;
+dropout is active while features are compared; [0, 1] images are compared with the output of a tanh; the first linear
+layer grows with the image size; the score lacks the feature term.
 
-Image score: A(x) = MSE(x, x̂) + κ·MSE(f(x), f(x̂)), x̂ = G(E(x)), the authors' own; it is not the mean of the map, which knows
-nothing of f. Map: |x - x̂|, averaged over channels. The authors have no post-processing.
+Image score: A(x) = MSE(x, x̂) + κ·MSE(f(x), f(x̂)), x̂ = G(E(x)), the authors' own; it is not the mean of the heat-map,
+which does not contain f. Heat-map: |x - x̂|, averaged over channels. The authors have no post-processing.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from reshift.config import Frozen
 from reshift.core.anomaly import residual_map
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
+from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step, map_parts
 from reshift.nets.gan import Critic, Encoder, Generator, gradient_penalty
 
-# The double backward of the penalty is noisy in bf16; Adam has no decay, and nothing is clipped.
-PLAIN = {"lr": 1e-4, "weight_decay": 0.0, "clip": 0.0, "amp": "off"}
+# The double backward of the penalty is noisy in bf16; Adam has no weight decay, and nothing is clipped.
+TRAIN = {"lr": 1e-4, "weight_decay": 0.0, "clip": 0.0, "amp": "off"}
 
 
 class FAnoGANSettings(Frozen):
-    """The authors' values, but for the epochs."""
+    """The authors' values, except for the epochs."""
 
     gan_epochs: int = Field(1500, ge=0)
     encoder_epochs: int = Field(1500, ge=0)
     latent: int = Field(128, ge=1)
-    width: int = Field(64, ge=1)  # channels at full resolution; eight times as many at the deep end
+    width: int = Field(64, ge=1)  # channels at full resolution; eight times as many at the deepest level
     n_critic: int = Field(5, ge=1)  # critic steps per generator step
     penalty: float = Field(10.0, ge=0.0)  # λ
     kappa: float = Field(1.0, ge=0.0)  # κ, in the encoder's loss and in the score
     bounded: bool = True  # tanh at the end of E
 
 
-class FAnoGAN(nn.Module):
+class FAnoGAN(Detector):
     """The detector; see the module's docstring."""
 
-    Settings: ClassVar[type[Frozen]] = FAnoGANSettings
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"train": {**PLAIN, "batch": 16}},
+    Settings = FAnoGANSettings
+    profiles: ClassVar[Profiles] = {
+        "paper": {"train": {**TRAIN, "batch": 16}},
         "quick": {
-            "train": {**PLAIN, "batch": 16, "lr": 5e-4},
+            "train": {**TRAIN, "batch": 16, "lr": 5e-4},
             "model": {"gan_epochs": 30, "encoder_epochs": 20, "width": 8, "n_critic": 2},
         },
     }
@@ -72,9 +73,9 @@ class FAnoGAN(nn.Module):
     def stages(self) -> Sequence[Stage]:
         """First the GAN, then the encoder with the GAN frozen."""
         s = self.settings
-        critic = Objective((self.critic,), self._critic, betas=(0.0, 0.9))
-        generator = Objective((self.generator,), self._generator, every=s.n_critic, betas=(0.0, 0.9))
-        encoder = Objective((self.encoder,), self._encoder, rate=0.5, betas=(0.0, 0.9))
+        critic = Objective((self.critic,), self._critic_loss, betas=(0.0, 0.9))
+        generator = Objective((self.generator,), self._generator_loss, every=s.n_critic, betas=(0.0, 0.9))
+        encoder = Objective((self.encoder,), self._encoder_loss, lr_factor=0.5, betas=(0.0, 0.9))
         nets = {"width": s.width, "latent": s.latent}
         gan = {"what": "residual WGAN-GP", "epochs": s.gan_epochs, "n_critic": s.n_critic, "penalty": s.penalty, **nets}
         izi = {"what": "izi_f encoder", "epochs": s.encoder_epochs, "kappa": s.kappa, "bounded": s.bounded, **nets}
@@ -83,7 +84,7 @@ class FAnoGAN(nn.Module):
             Stage("encoder", s.encoder_epochs, (encoder,), decided_by=izi),
         )
 
-    def _critic(self, x: Tensor, step: Step) -> dict[str, Tensor]:
+    def _critic_loss(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         """E D(G(z)) - E D(x) + λ·GP."""
         with torch.no_grad():
             fake = self.generator(step.normal(len(x), self.settings.latent)).to(x.dtype)
@@ -91,15 +92,15 @@ class FAnoGAN(nn.Module):
         wasserstein = on_real.mean() - on_fake.mean()
         penalty = gradient_penalty(self.critic, x, fake, step.uniform(len(x), 1, 1, 1))
         loss = self.settings.penalty * penalty - wasserstein
-        # "loss" is the last objective's in the log, so each also has a name of its own.
+        # Both objectives log a "loss", of which the log keeps the last, so each also has a name of its own.
         return {"loss": loss, "critic": loss, "wasserstein": wasserstein, "penalty": penalty}
 
-    def _generator(self, x: Tensor, step: Step) -> dict[str, Tensor]:
+    def _generator_loss(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         """-E D(G(z))."""
         loss = -self.critic(self.generator(step.normal(len(x), self.settings.latent))).mean()
         return {"loss": loss, "generator": loss}
 
-    def _encoder(self, x: Tensor, _step: Step) -> dict[str, Tensor]:
+    def _encoder_loss(self, x: Tensor, _step: Step) -> dict[str, Tensor]:
         """Izi_f: the same two terms as the score."""
         image, feature = (term.mean() for term in self.terms(x, self.restore(x)))
         return {"loss": image + self.settings.kappa * feature, "image": image, "feature": feature}
@@ -116,15 +117,11 @@ class FAnoGAN(nn.Module):
         return image, feature.to(x.dtype)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
-        """x̂, image by image on the CPU as in ``predict``."""
-        return torch.cat([self.restore(images) for images in invariant_parts(x)])
+        """x̂, which tanh keeps in [-1, 1]."""
+        return map_parts(self.restore, x)
 
-    def predict(self, x: Tensor) -> Prediction:
+    def forward(self, x: Tensor) -> Prediction:
         """A(x) and |x - x̂|."""
-
-        def one(images: Tensor) -> Prediction:
-            x_hat = self.restore(images)
-            image, feature = self.terms(images, x_hat)
-            return Prediction(image + self.settings.kappa * feature, residual_map(images, x_hat))
-
-        return batch_invariant(one, x)
+        x_hat = self.restore(x)
+        image, feature = self.terms(x, x_hat)
+        return Prediction(image + self.settings.kappa * feature, residual_map(x, x_hat))

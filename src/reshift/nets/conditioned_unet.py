@@ -1,4 +1,4 @@
-"""A pixel U-Net that is told the time and a code of the image: the denoiser of cDDPM.
+"""A pixel U-Net conditioned on the time step and on a code of the image: the denoiser of cDDPM.
 
 The form is that of Dhariwal and Nichol, "Diffusion models beat GANs on image synthesis" (2021): scale-shift norm, residual
 blocks that also change the resolution; attention in the middle only.
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reshift.nets.groupnorm import GroupNorm
+from reshift.nets.norm import GroupNorm, GroupNormSiLU
 from reshift.nets.unet import Attention, timestep_embedding
 
 HEAD_WIDTH = 64
 
 
-def _norm(channels: int, *, act: bool = True) -> GroupNorm:
-    return GroupNorm(math.gcd(32, channels), channels, act=act)
+def _groups(channels: int) -> int:
+    return math.gcd(32, channels)
 
 
 def _zero_conv(c_in: int, c_out: int) -> nn.Conv2d:
-    """Start at nothing, so that a fresh block is its skip."""
+    """Start at zero, so that a fresh block is its skip."""
     conv = nn.Conv2d(c_in, c_out, 3, padding=1)
     for parameter in conv.parameters():
         nn.init.zeros_(parameter)
@@ -34,9 +34,9 @@ class ConditionedBlock(nn.Module):
     def __init__(self, c_in: int, c_out: int, c_emb: int, factor: float = 1.0) -> None:
         super().__init__()
         self.factor = factor
-        self.norm1, self.conv1 = _norm(c_in), nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm1, self.conv1 = GroupNormSiLU(_groups(c_in), c_in), nn.Conv2d(c_in, c_out, 3, padding=1)
         self.emb = nn.Linear(c_emb, 2 * c_out)
-        self.norm2, self.conv2 = _norm(c_out, act=False), _zero_conv(c_out, c_out)
+        self.norm2, self.conv2 = GroupNorm(_groups(c_out), c_out), _zero_conv(c_out, c_out)
         self.skip = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:
@@ -80,10 +80,10 @@ class ConditionedUNet(nn.Module):
                 c = width
             if level:
                 self.up.append(ConditionedBlock(c, c, c_emb, factor=2.0))
-        self.head = nn.Sequential(_norm(c), _zero_conv(c, channels))
+        self.head = nn.Sequential(GroupNormSiLU(_groups(c), c), _zero_conv(c, channels))
 
     def embedding(self, t: Tensor, code: Tensor) -> Tensor:
-        """What every block is told: the time's ``(B, 4·base)`` next to the code's, side by side."""
+        """What conditions every block: the embeddings of time and code, each ``(B, 4·base)``, side by side."""
         return torch.cat([self.time(timestep_embedding(t, self.base).to(code.dtype)), self.code(code)], dim=1)
 
     def forward(self, x: Tensor, t: Tensor, code: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class ConditionedUNet(nn.Module):
             x = block(x, emb)
             skips.append(x)
         for block in self.middle:
-            x = block(x, emb)
+            x = block(x, emb) if isinstance(block, ConditionedBlock) else block(x)
         for block in self.up:
             grows = isinstance(block, ConditionedBlock) and block.factor > 1.0
             x = block(x if grows else torch.cat([x, skips.pop()], dim=1), emb)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reshift.nets.groupnorm import GroupNorm
+from reshift.nets.norm import GroupNorm
 
 
 def norm_groups(channels: int) -> int:
@@ -57,5 +57,5 @@ def _block(c_in: int, c_out: int) -> nn.Sequential:
     """Convolution, Swish, GroupNorm, twice."""
     layers: list[nn.Module] = []
     for a, b in ((c_in, c_out), (c_out, c_out)):
-        layers += [StandardisedConv(a, b), nn.SiLU(), GroupNorm(norm_groups(b), b, act=False)]
+        layers += [StandardisedConv(a, b), nn.SiLU(), GroupNorm(norm_groups(b), b)]
     return nn.Sequential(*layers)

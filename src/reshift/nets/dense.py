@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reshift.nets.groupnorm import GroupNorm
+from reshift.nets.norm import GroupNormSiLU
 
 
-def _norm(channels: int) -> GroupNorm:
-    return GroupNorm(max(1, min(8, channels // 4)), channels)
+def _norm(channels: int) -> GroupNormSiLU:
+    return GroupNormSiLU(max(1, min(8, channels // 4)), channels)
 
 
 def _block(c_in: int, c_out: int) -> nn.Sequential:
@@ -29,7 +29,7 @@ def _enlarged(x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _halved(x: Tensor) -> Tensor:
-    """The mean of every 2×2 pixels. Not by ``avg_pool2d``, whose way back is slow where channels come last."""
+    """The mean of every 2×2 pixels. Not by ``avg_pool2d``, whose gradient is slow where channels come last."""
     mean: Tensor = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).mean((3, 5))
     return mean
 

@@ -1,4 +1,4 @@
-"""Frozen ImageNet features, to judge pictures by more than their pixels. They measure; no method is trained with them."""
+"""Frozen ImageNet features, which compare images by more than their pixels. They are never trained."""
 
 import hashlib
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class EfficientNetLite0(nn.Module):
         self.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> "EfficientNetLite0":  # noqa: ARG002
-        """Stay in ``eval()`` whoever asks: batch statistics would make a measure depend on the batch."""
+        """Stay in ``eval()``: batch statistics would make features depend on the batch."""
         return super().train(False)
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from reshift.nets.groupnorm import GroupNorm
+from reshift.nets.norm import GroupNormSiLU
 from reshift.nets.unet import Attention
 
 
@@ -79,7 +79,7 @@ class _Middle(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.before(x)
-        out: Tensor = self.after(self.attention(x, x))  # the second argument is a time embedding, which attention ignores
+        out: Tensor = self.after(self.attention(x))
         return out
 
 
@@ -88,4 +88,4 @@ def _blocks(c_in: int, c_out: int, count: int) -> list[nn.Module]:
 
 
 def _head(c_in: int, c_out: int) -> list[nn.Module]:
-    return [GroupNorm(math.gcd(32, c_in // 4), c_in), nn.Conv2d(c_in, c_out, 3, padding=1)]
+    return [GroupNormSiLU(math.gcd(32, c_in // 4), c_in), nn.Conv2d(c_in, c_out, 3, padding=1)]

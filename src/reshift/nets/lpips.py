@@ -2,7 +2,7 @@
 
 The weights are not part of this package. ``tools/convert_lpips.py`` says where they come from and converts them once;
 the environment variable ``RESHIFT_LPIPS`` then names the file. Unchecked against the published pair (0.722 and 0.138 for
-the example images of PerceptualSimilarity): those images are not at hand.
+the example images of PerceptualSimilarity): those images are not available here.
 """
 
 import os

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor, nn
 
-from reshift.nets.groupnorm import GroupNorm
+from reshift.nets.norm import GroupNorm
 from reshift.nets.unet import Attention, UNet
 
 
@@ -19,7 +19,7 @@ class MaskedUNet(nn.Module):
             if isinstance(stack, nn.ModuleList) and len(stack) == 1:  # a residual block without attention: the first level
                 stack.append(Attention(c, heads))
         self.clean, self.trunk.head = self.trunk.head, nn.Sequential()  # the trunk now ends in features, (B, c, h, w)
-        self.mask = nn.Sequential(GroupNorm(math.gcd(32, c), c, act=False), nn.Conv2d(c, 1, 3, padding=1))
+        self.mask = nn.Sequential(GroupNorm(math.gcd(32, c), c), nn.Conv2d(c, 1, 3, padding=1))
         for parameter in self.mask[-1].parameters():
             nn.init.zeros_(parameter)  # K̂ starts at one half
 

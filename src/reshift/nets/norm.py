@@ -1,18 +1,17 @@
-"""BatchNorm whose statistics span all processes, on any backend.
+"""Normalisation layers: BatchNorm over all ranks, and norms with the activation that follows them.
 
-torch's SyncBatchNorm runs on CUDA only. Ours also runs under gloo, so that training with two CPU processes gives what one
-process gives at the same global batch, and a test can say so.
+torch's SyncBatchNorm runs on CUDA only. Ours also runs under gloo, so training with two CPU ranks gives what one process gives
+at the same global batch. A norm and its activation are one layer so that ``kernels`` can replace both by one operation.
 """
-
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
-class _SumOverProcesses(torch.autograd.Function):
-    """All-reduce whose gradient is an all-reduce: every process's output depends on every process's input."""
+class _SumOverRanks(torch.autograd.Function):
+    """All-reduce whose gradient is an all-reduce: every rank's output depends on every rank's input."""
 
     @staticmethod
     def forward(_ctx: object, value: Tensor) -> Tensor:
@@ -32,22 +31,15 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
         """Normalise; ``(B, C, H, W)`` → the same shape."""
-        return self._global_forward(input) if self.spans_processes() else super().forward(input)
+        return self._global_forward(input) if self.spans_ranks() else super().forward(input)
 
-    def spans_processes(self) -> bool:
-        """Whether statistics must now be added up over processes."""
+    def spans_ranks(self) -> bool:
+        """Whether statistics must be summed over ranks now."""
         return self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-    def by(self, function: Any, x: Tensor) -> Tensor:
-        """``x`` through a fused ``autograd.Function`` that wants channels last, and that moves the running statistics itself."""
-        running = (self.running_mean, self.running_var, self.num_batches_tracked)
-        x = x.contiguous(memory_format=torch.channels_last)
-        out: Tensor = function.apply(x, self.weight, self.bias, running, self.training, self.momentum, self.eps)
-        return out
 
     def _global_forward(self, x: Tensor) -> Tensor:
         values = x.float()
-        n = values.numel() / values.shape[1] * dist.get_world_size()  # every process holds the same share
+        n = values.numel() / values.shape[1] * dist.get_world_size()  # every rank holds the same share
         mean = _sum(values.sum((0, 2, 3))) / n
         centred = values - mean.view(1, -1, 1, 1)
         var = _sum(centred.square().sum((0, 2, 3))) / n
@@ -61,5 +53,33 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def _sum(value: Tensor) -> Tensor:
-    total: Tensor = _SumOverProcesses.apply(value)  # type: ignore[no-untyped-call]
+    total: Tensor = _SumOverRanks.apply(value)  # type: ignore[no-untyped-call]
     return total
+
+
+class BatchNormReLU(BatchNorm):
+    """BatchNorm, then ReLU."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
+        """``(B, C, H, W)`` → the same shape."""
+        return F.relu(super().forward(input))
+
+
+class BatchNormReLUPool(BatchNorm):
+    """BatchNorm, then ReLU and 2×2 max-pooling."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Module's own name)
+        """``(B, C, H, W)`` → ``(B, C, H // 2, W // 2)``."""
+        return F.max_pool2d(F.relu(super().forward(input)), 2)
+
+
+class GroupNorm(nn.GroupNorm):
+    """``nn.GroupNorm`` by another name: ``kernels`` replaces this one and leaves torch's own alone."""
+
+
+class GroupNormSiLU(GroupNorm):
+    """GroupNorm, then SiLU."""
+
+    def forward(self, input: Tensor, offset: Tensor | None = None) -> Tensor:  # noqa: A002 (nn.Module's own name)
+        """``(B, C, H, W)`` → the same shape; ``offset``, ``(B, C)`` or ``(1, C)``, is added first."""
+        return F.silu(super().forward(input if offset is None else input + offset[:, :, None, None]))

@@ -1,4 +1,4 @@
-"""Where two images differ to a frozen network: a spatial distance in the manner of LPIPS, on the network that is at hand."""
+"""Where two images differ to a frozen network: a spatial distance in the manner of LPIPS, on one of two networks."""
 
 from functools import lru_cache
 from typing import Literal

@@ -2,30 +2,19 @@
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reshift.nets.attention import attend
-from reshift.nets.conv import Conv2d
-from reshift.nets.groupnorm import GroupNorm
-from reshift.nets.pointwise import Linear, Pointwise
-
-Convolution = TypeVar("Convolution", bound=nn.Conv2d)
+from reshift.nets.norm import GroupNorm, GroupNormSiLU
 
 
 def timestep_embedding(t: Tensor, dim: int) -> Tensor:
     """Sinusoidal features of t, ``(B,)`` → ``(B, dim)``."""
-    angle = t.float()[:, None] * _frequencies(dim // 2, t.device)
+    frequencies = torch.exp(-math.log(10_000.0) * torch.arange(dim // 2, device=t.device) / (dim // 2))
+    angle = t.float()[:, None] * frequencies
     return torch.cat([angle.cos(), angle.sin()], dim=1)
-
-
-@lru_cache(maxsize=32)  # four kernels in every step otherwise
-def _frequencies(count: int, device: torch.device) -> Tensor:
-    return torch.exp(-math.log(10_000.0) * torch.arange(count, device=device) / count)
 
 
 def _groups(channels: int) -> int:
@@ -33,22 +22,22 @@ def _groups(channels: int) -> int:
 
 
 class ResBlock(nn.Module):
-    """GroupNorm–SiLU–conv twice, the second norm's input shifted by what the time says, around a skip.
+    """GroupNorm–SiLU–conv twice around a skip; the time step shifts the input of the second norm.
 
-    No bias twice: that offset has one, and so has the skip where it is a convolution.
+    A bias is left out where another layer adds one: that offset has one, and so has the skip where it is a convolution.
     """
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
         self.c_out = c_out
-        self.first = nn.Sequential(GroupNorm(_groups(c_in), c_in), Conv2d(c_in, c_out, 3, padding=1, bias=False))
-        self.norm = GroupNorm(_groups(c_out), c_out)
-        self.second = _zero(Conv2d(c_out, c_out, 3, padding=1, bias=c_in == c_out))
-        self.skip = Pointwise(c_in, c_out) if c_in != c_out else nn.Identity()
+        self.first = nn.Sequential(GroupNormSiLU(_groups(c_in), c_in), nn.Conv2d(c_in, c_out, 3, padding=1, bias=False))
+        self.norm = GroupNormSiLU(_groups(c_out), c_out)
+        self.second = _zero(nn.Conv2d(c_out, c_out, 3, padding=1, bias=c_in == c_out))
+        self.skip = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor, offset: Tensor) -> Tensor:
         """``(B, c_in, h, w)``, ``(B, c_out)`` → ``(B, c_out, h, w)``."""
-        out: Tensor = self.second(self.norm(self.first(x), offset), self.skip(x))
+        out: Tensor = self.skip(x) + self.second(self.norm(self.first(x), offset))
         return out
 
 
@@ -58,18 +47,22 @@ class Attention(nn.Module):
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm = GroupNorm(_groups(channels), channels, act=False)
-        self.qkv = Pointwise(channels, 3 * channels)
-        self.out = _zero(Pointwise(channels, channels))
+        self.norm = GroupNorm(_groups(channels), channels)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.out = _zero(nn.Conv2d(channels, channels, 1))
 
-    def forward(self, x: Tensor, _emb: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """``(B, C, h, w)`` → the same shape."""
         b, c, h, w = x.shape
-        # Channels last: how the tensor lies in memory on a GPU anyway.
-        qkv = self.qkv(self.norm(x)).permute(0, 2, 3, 1).reshape(b, h * w, 3 * c)
-        y = attend(qkv, self.heads)
+        y = self.attend(self.qkv(self.norm(x)).permute(0, 2, 3, 1).reshape(b, h * w, 3 * c))
         out: Tensor = x + self.out(y.view(b, h, w, c).permute(0, 3, 1, 2))
         return out
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """Queries, keys and values of every position side by side, ``(B, n, 3·C)`` → ``(B, n, C)``."""
+        b, n, c = qkv.shape
+        q, k, v = qkv.view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, heads, n, C / heads) each
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c // 3)
 
 
 class UNet(nn.Module):
@@ -79,8 +72,8 @@ class UNet(nn.Module):
         super().__init__()
         c_time = 4 * widths[0]
         self.embedding_dim = widths[0]
-        self.time = nn.Sequential(Linear(widths[0], c_time), nn.SiLU(), Linear(c_time, c_time), nn.SiLU())
-        self.stem = Conv2d(channels, widths[0], 3, padding=1)
+        self.time = nn.Sequential(nn.Linear(widths[0], c_time), nn.SiLU(), nn.Linear(c_time, c_time), nn.SiLU())
+        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         skips, c = [widths[0]], widths[0]
         for level, width in enumerate(widths):
@@ -89,7 +82,7 @@ class UNet(nn.Module):
                 c = width
                 skips.append(c)
             if level + 1 < len(widths):
-                self.down.append(Conv2d(c, c, 3, stride=2, padding=1))
+                self.down.append(nn.Conv2d(c, c, 3, stride=2, padding=1))
                 skips.append(c)
         self.middle = nn.ModuleList([ResBlock(c, c), Attention(c, heads), ResBlock(c, c)])
         for level, width in reversed(list(enumerate(widths))):
@@ -97,20 +90,16 @@ class UNet(nn.Module):
                 self.up.append(_stack(c + skips.pop(), width, heads if level else 0))
                 c = width
             if level:
-                self.up.append(Conv2d(c, c, 3, padding=1))
+                self.up.append(nn.Conv2d(c, c, 3, padding=1))
         layers = [layer for part in (self.down, self.middle, self.up) for layer in part.modules()]  # in the order they run
         self.offset_widths = [layer.c_out for layer in layers if isinstance(layer, ResBlock)]
-        self.offsets = Linear(c_time, sum(self.offset_widths))  # one product for all blocks
-        self.head = nn.Sequential(GroupNorm(_groups(c), c), _zero(Conv2d(c, channels, 3, padding=1)))
+        self.offsets = nn.Linear(c_time, sum(self.offset_widths))  # one product for all blocks
+        self.head = nn.Sequential(GroupNormSiLU(_groups(c), c), _zero(nn.Conv2d(c, channels, 3, padding=1)))
 
-    def when(self, t: Tensor, dtype: torch.dtype) -> Tensor:
-        """What t says to all blocks, ``(B,)`` → ``(B, c)``; it needs no latents."""
-        offsets: Tensor = self.offsets(self.time(timestep_embedding(t, self.embedding_dim).to(dtype)))
-        return offsets
-
-    def forward(self, z: Tensor, t: Tensor, when: Tensor | None = None) -> Tensor:
-        """``z (B, C, h, w)``, ``t (B,)`` → ε of z's shape; with ``when(t)``, if somebody has it."""
-        offsets = iter((self.when(t, z.dtype) if when is None else when).split(self.offset_widths, dim=1))
+    def forward(self, z: Tensor, t: Tensor) -> Tensor:
+        """``z (B, C, h, w)``, ``t (B,)`` or, for one time step, ``(1,)`` → ε of z's shape."""
+        time = self.time(timestep_embedding(t, self.embedding_dim).to(z.dtype))
+        offsets = iter(self.offsets(time).split(self.offset_widths, dim=1))
         x = self.stem(z)
         skips = [x]
         for layer in self.down:
@@ -118,19 +107,19 @@ class UNet(nn.Module):
             skips.append(x)
         x = _run(self.middle, x, offsets)
         for layer in self.up:
-            up = isinstance(layer, nn.Conv2d)
-            x = layer(_doubled(x)) if up else _run(layer, torch.cat([x, skips.pop()], dim=1), offsets)
+            grows = isinstance(layer, nn.Conv2d)
+            x = layer(_upsampled(x)) if grows else _run(layer, torch.cat([x, skips.pop()], dim=1), offsets)
         out: Tensor = self.head(x)
         return out
 
 
-def _doubled(x: Tensor) -> Tensor:
-    """Every position four times, in x's own precision: autocast would turn to float32 and back."""
+def _upsampled(x: Tensor) -> Tensor:
+    """Nearest-neighbour upsampling by 2, in x's own precision: autocast would turn to float32 and back."""
     with torch.autocast(x.device.type, enabled=False):
         return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-def _zero(layer: Convolution) -> Convolution:
+def _zero(layer: nn.Conv2d) -> nn.Conv2d:
     """Start a residual branch at zero, so that a fresh network is the identity and trains from the first step."""
     nn.init.zeros_(layer.weight)
     if layer.bias is not None:
@@ -146,5 +135,5 @@ def _stack(c_in: int, c_out: int, heads: int) -> nn.ModuleList:
 def _run(layers: nn.Module, x: Tensor, offsets: Iterator[Tensor]) -> Tensor:
     """Every residual block takes the next offset."""
     for layer in layers.children():
-        x = layer(x, next(offsets) if isinstance(layer, ResBlock) else x)
+        x = layer(x, next(offsets)) if isinstance(layer, ResBlock) else layer(x)
     return x

@@ -1,4 +1,4 @@
-"""What people look at: the evaluation report, comparisons, data-set checks, the paper's figures. Templates are beside them.
+"""Reports for people: the evaluation report, comparisons, data-set checks, the paper's figures.
 
-May import what lies below it: data, inference, evaluation.
+Pages are Jinja2 templates in ``templates/``. May import data, inference and evaluation.
 """

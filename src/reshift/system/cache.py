@@ -1,4 +1,4 @@
-"""Where trained stages and prepared images are kept from one run to the next."""
+"""Find the folder in which trained stages and prepared images are kept between runs."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ VARIABLE = "RESHIFT_CACHE"
 
 
 def cache_folder(setting: str) -> Path | None:
-    """``train.cache`` → a folder; None: nothing is kept."""
+    """Return the folder that ``train.cache`` names; None if nothing is kept."""
     if setting == "auto":
         setting = os.environ.get(VARIABLE, "") or str(Path.home() / ".cache" / "reshift")
     return None if setting == "off" else Path(setting)

@@ -1,8 +1,8 @@
-"""How many cores there are for us."""
+"""Count the processor cores."""
 
 import os
 
 
 def cores() -> int:
-    """Those that this process may use: a container's or a batch job's, not all of the machine."""
+    """Return how many cores this process may use: those of its container or batch job, not all of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Where and how things run: device, precision, processes. The one place that decides."""
+"""Where and how things run: device, precision, ranks, copies to and from a GPU."""
 
 import os
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ VARIABLE = "RESHIFT_AMP"
 
 
 class Rank(NamedTuple):
-    """This process among all of them."""
+    """This process's number among those that train together, and how many there are."""
 
     rank: int
     world: int
 
 
 def pick_device(name: str) -> torch.device:
-    """Return ``auto`` → the GPU if there is one, else the CPU; under torchrun, each process its own GPU."""
+    """``auto`` is the GPU if there is one, else the CPU; under torchrun, each rank has its own GPU."""
     if name == "auto":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
@@ -36,7 +36,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def device_scope(device: torch.device) -> AbstractContextManager[object]:
-    """Make ``device`` the one this thread works on: kernels of our own, streams and graphs go there, wherever tensors lie."""
+    """Make ``device`` current for this thread: our own kernels, streams and graphs go there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -53,12 +53,12 @@ def precision(device: torch.device, amp: str) -> AbstractContextManager[object]:
 def scoring(device: torch.device, detector: object) -> AbstractContextManager[object]:
     """Precision of ``predict``: bf16 on a GPU where the method allows it (``bf16``), else float32.
 
-    The environment variable RESHIFT_AMP says otherwise: ``off`` is float32 everywhere; ``bf16`` is bf16 on the CPU, too, where
-    the method allows that (``bf16_cpu``). Not by itself: results should not depend on what a processor can do.
+    The environment variable RESHIFT_AMP changes that: ``off`` is float32 everywhere; ``bf16`` is bf16 on the CPU, too, where the
+    method allows it (``bf16_cpu``). That is never the default: results should not depend on what a processor can do.
     """
     wish = os.environ.get(VARIABLE) or "auto"
     if wish not in ("auto", "bf16", "off"):
-        raise UserError(f"{VARIABLE}='{wish}' is none of auto, bf16 and off")
+        raise UserError(f"{VARIABLE}='{wish}' is unknown; use auto, bf16 or off")
     allowed = getattr(detector, "bf16_cpu" if device.type == "cpu" else "bf16", False)
     return precision(device, wish) if allowed else nullcontext()
 
@@ -72,19 +72,19 @@ def to_device(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def upload(array: NDArray[np.float32], device: torch.device) -> Tensor:
-    """Copy to a device; to a GPU from pinned memory, so that nobody waits for it."""
+    """Copy to a device; to a GPU from pinned memory, without waiting for it."""
     return pinned_copy(array, device).to(device, non_blocking=True)
 
 
 def pinned_copy(array: NDArray[np.float32], device: torch.device) -> Tensor:
-    """A copy where ``device`` can fetch it by itself."""
+    """A copy in host memory; for a GPU in pinned memory, from which it copies by itself."""
     copy = torch.empty(array.shape, pin_memory=device.type == "cuda")
-    copy.numpy()[:] = array  # by one thread: torch's own copy wakes one on every core, and those then wait busily
+    copy.numpy()[:] = array  # by one thread: torch's own copy wakes one on every core, and those keep spinning
     return copy
 
 
 class AsyncCopy:
-    """Numbers on their way from a GPU. Who reads them after the next work is launched does not make the GPU wait for it."""
+    """A copy from a GPU that runs in the background. Launch the next work before reading it, and the GPU does not wait."""
 
     def __init__(self, values: Tensor) -> None:
         self.host, self.event = values, torch.cuda.Event() if values.is_cuda else None
@@ -93,26 +93,26 @@ class AsyncCopy:
             self.event.record()
 
     def wait(self) -> Tensor:
-        """Wait for them, but not for what was launched since."""
+        """Wait for the copy, but not for work that was launched after it."""
         if self.event is not None:
             self.event.synchronize()
         return self.host
 
     def read(self) -> list[float]:
-        """Wait, and return them as they are written."""
+        """Wait, and return the numbers as a list."""
         numbers: list[float] = self.wait().tolist()
         return numbers
 
 
-def barrier(place: Rank) -> None:
-    """Wait until every process has come this far."""
-    if place.world > 1:
+def barrier(rank: Rank) -> None:
+    """Wait until every rank has come this far."""
+    if rank.world > 1:
         dist.barrier()
 
 
 @contextmanager
 def ranks(device: torch.device) -> Iterator[Rank]:
-    """Join the other processes when started by torchrun; alone otherwise."""
+    """Join the other ranks when started by torchrun; one rank alone otherwise."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Rank(0, 1)
         return

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Write files so that each is complete or absent, and report a write error in one line that names the file."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from reshift.errors import UserError
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """A full disk or a forbidden folder becomes one line that names ``path``; the system's own error often does not."""
+def writing(path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` in the block, such as a full disk, into one line that names ``path``."""
     try:
         yield
     except OSError as err:
@@ -24,18 +24,18 @@ def naming(path: Path) -> Iterator[None]:
         ) from err
 
 
-def atomic_bytes(path: Path, data: bytes, *, lasting: bool = True) -> None:
-    """Write ``data`` so that a kill or a full disk leaves the old file, or none, but never half of one.
+def atomic_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write ``data`` so that a kill or a full disk leaves the old file, or none, but never a part of the new one.
 
-    Unless it is to be ``lasting``, a power cut within the next seconds may leave it empty: for thousands of files a second, and
-    only where an empty one is noticed and made again.
+    With ``durable=False`` a power cut in the next seconds may leave the file empty. Use it only for files that are written
+    thousands of times a second and checked for being empty when they are read.
     """
-    temporary = path.with_name(f".{os.getpid()}-{get_ident()}.tmp")  # as short as can be: ``path`` may have the longest name
-    with naming(path):
+    temporary = path.with_name(f".{os.getpid()}-{get_ident()}.tmp")  # short, because ``path`` may have the longest allowed name
+    with writing(path):
         try:
             with temporary.open("wb") as file:
                 file.write(data)
-                if lasting:
+                if durable:
                     file.flush()
                     os.fsync(file.fileno())  # before the rename, or a power cut may keep the name and lose the bytes
             temporary.replace(path)
@@ -50,26 +50,26 @@ def atomic_text(path: Path, text: str) -> None:
 
 
 def atomic_json(path: Path, value: Any) -> None:
-    """Write JSON atomically; NaN is refused, since no JSON reader has to take it."""
+    """Write JSON atomically; NaN is refused, because it is not valid JSON."""
     atomic_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def json_line(value: Any) -> bytes:
-    """One line of JSON; NaN is refused."""
+    """Return one line of JSON; NaN is refused."""
     return (json.dumps(value, allow_nan=False) + "\n").encode()
 
 
 def append_json(path: Path, value: Any) -> None:
-    """Append one line of JSON; when the disk is full, what was there stays and nothing of the line does."""
-    with naming(path), path.open("ab", buffering=0) as file:
-        append_whole(file, json_line(value))
+    """Append one line of JSON; if the disk is full, the file stays as it was."""
+    with writing(path), path.open("ab", buffering=0) as file:
+        append_bytes(file, json_line(value))
 
 
-def append_whole(file: FileIO, data: bytes) -> int:
-    """Append all or nothing to a file that is open for it; return where it begins."""
+def append_bytes(file: FileIO, data: bytes) -> int:
+    """Append all of ``data`` or nothing to an open, unbuffered file; return the position where it begins."""
     before = file.seek(0, os.SEEK_END)
     try:
-        while data:  # unbuffered: a nearly full disk takes a part, and complains about the rest
+        while data:  # a nearly full disk accepts a part first and fails on the rest
             data = data[file.write(data) :]
     except OSError:
         file.truncate(before)
@@ -77,14 +77,14 @@ def append_whole(file: FileIO, data: bytes) -> int:
     return before
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed process left of a file it was writing. Only for a folder that nobody else writes to."""
-    for left in folder.glob(".*-*.tmp"):
-        left.unlink(missing_ok=True)
+def remove_temporary_files(folder: Path) -> None:
+    """Remove unfinished files of a killed process. Call it only if no other process writes to ``folder``."""
+    for path in folder.glob(".*-*.tmp"):
+        path.unlink(missing_ok=True)
 
 
-def writable_folder(path: Path) -> Path:
-    """Create ``path`` and make sure, before any work is done, that results can be written there."""
+def create_output_folder(path: Path) -> Path:
+    """Create ``path`` and check, before any work is done, that files can be written there."""
     probe = path / f".probe.{os.getpid()}"
     try:
         path.mkdir(parents=True, exist_ok=True)

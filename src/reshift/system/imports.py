@@ -1,4 +1,4 @@
-"""Importing torch at two thirds of the price."""
+"""Import torch faster."""
 
 import gc
 import sys
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Look for no garbage while torch is imported, nor ever again among what it leaves.
+    """Switch garbage collection off while torch is imported, and exclude what it made from later collections.
 
-    The objects it makes stay to the end. Python would look through them over and over while they pile up, and once more at exit:
-    half a second in all. Only for a program of ours: whoever imports this package decides about their own garbage.
+    These objects live until the process ends, and collecting among them costs half a second. Use it in our own commands
+    only: a program that imports this package decides about its own garbage collection.
     """
     if "torch" in sys.modules:
         yield

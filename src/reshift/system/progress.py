@@ -1,104 +1,74 @@
-"""Progress with an ETA: a bar on a terminal, a plain line now and then in a log."""
+"""Show progress with the time left: a bar on a terminal, a plain line every few seconds in a log."""
 
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-LINE_SECONDS = 15.0  # between lines when nobody watches
-LINES = 5  # over which the pace is taken: over one alone it jumps
+if TYPE_CHECKING:
+    from rich.progress import Task
 
-
-class Advance(Protocol):
-    """Call it with how much was done, and a short text to show beside the bar."""
-
-    def __call__(self, amount: int = 1, text: str = "") -> None:
-        """Move on."""
-
-
-@contextmanager
-def progress(label: str, total: int, start: int = 0, *, quiet: bool = False) -> Iterator[Advance]:
-    """``with progress("scoring", 100) as advance: …; advance()``. Everything goes to stderr: stdout is for results."""
-    if quiet or total <= start:
-        yield _nothing
-    elif sys.stderr.isatty():
-        with _bar(label, total, start) as advance, _watched(advance):
-            yield advance
-    else:
-        with _watched(advance := _lines(label, total, start)):
-            yield advance
-
+LINE_SECONDS = 15.0  # between two lines in a log
+SPEED_SECONDS = 600.0  # the speed is measured over this time, and over at most 1000 steps
 
 Item = TypeVar("Item")
 
 
-def counted(items: Sequence[Item], label: str) -> Iterator[Item]:
-    """Yield ``items`` and show how far one got beside the bar that is up, if any: for the many steps of a single image."""
-    for i, item in enumerate(items, start=1):
-        yield item
-        if _shown:
-            _shown[-1](0, f"{label} {i}/{len(items)}")
+class Advance(Protocol):
+    """What ``progress`` yields."""
+
+    def __call__(self, amount: int = 1, text: str = "") -> None:
+        """Add ``amount`` finished steps and show ``text`` beside the bar."""
 
 
-_shown: list[Advance] = []  # bars that are up, the innermost last
-
-
-@contextmanager
-def _watched(advance: Advance) -> Iterator[None]:
-    _shown.append(advance)
-    try:
-        yield
-    finally:
-        _shown.remove(advance)
-
-
-def _nothing(amount: int = 1, text: str = "") -> None:
-    """Show no progress."""
+_active: list[Advance] = []  # the innermost bar comes last
 
 
 @contextmanager
-def _bar(label: str, total: int, start: int) -> Iterator[Advance]:
+def progress(label: str, total: int, start: int = 0, *, quiet: bool = False) -> Iterator[Advance]:
+    """``with progress("scoring", 100) as advance: …; advance()``. It writes to stderr, because stdout is for results."""
+    if quiet or total <= start:
+        yield _show_nothing
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total, completed=start, text="")
-
-        def advance(amount: int = 1, text: str = "") -> None:
-            bar.update(task, advance=amount)
-            if text:
-                bar.update(task, text=text)
-
-        yield advance
-
-
-def _lines(label: str, total: int, start: int) -> Advance:
-    """What is left is judged by the pace over the last lines, and never by the first step, which often has to warm up."""
-    printed, done, marks = time.monotonic(), start, deque[tuple[float, int]](maxlen=LINES)
+    label_column, text_column = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+    columns = (label_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text_column)
+    terminal, printed = sys.stderr.isatty(), time.monotonic()
+    bar = Progress(*columns, console=Console(stderr=True), get_time=time.monotonic, speed_estimate_period=SPEED_SECONDS)
+    task = bar.add_task(label, total=total, completed=start, text="")
 
     def advance(amount: int = 1, text: str = "") -> None:
-        nonlocal printed, done
-        done += amount
-        now = time.monotonic()
-        if amount and not marks:
-            marks.append((now, done))
-        if done < total and now - printed < LINE_SECONDS:
-            return
-        parts = [f"{label}: {done}/{total}"]
-        if marks and (done > marks[0][1] or done == total):
-            left = (now - marks[0][0]) / max(1, done - marks[0][1]) * (total - done)
-            parts.append(f"{left:.0f} s left")
-            marks.append((now, done))
-        printed = now
-        print(", ".join([*parts, text] if text else parts), file=sys.stderr, flush=True)
+        nonlocal printed
+        fields: dict[str, Any] = {"text": text} if text else {}
+        bar.update(task, advance=amount, **fields)
+        if not terminal and (bar.finished or time.monotonic() - printed >= LINE_SECONDS):
+            print(_line(bar.tasks[0]), file=sys.stderr, flush=True)
+            printed = time.monotonic()
 
-    return advance
+    with bar if terminal else nullcontext():
+        _active.append(advance)
+        try:
+            yield advance
+        finally:
+            _active.remove(advance)
+
+
+def _show_nothing(amount: int = 1, text: str = "") -> None:
+    """Stand in for a bar that is not shown."""
+
+
+def counted(items: Sequence[Item], label: str) -> Iterator[Item]:
+    """Yield ``items`` and show their number beside the active bar, if there is one: for the many steps of one image."""
+    for i, item in enumerate(items, start=1):
+        yield item
+        if _active:
+            _active[-1](0, f"{label} {i}/{len(items)}")
+
+
+def _line(task: "Task") -> str:
+    left = task.time_remaining
+    parts = [f"{task.description}: {task.completed:.0f}/{task.total:.0f}", "" if left is None else f"{left:.0f} s left"]
+    return ", ".join(part for part in (*parts, task.fields["text"]) if part)

@@ -1,4 +1,4 @@
-"""Join the Ray cluster that RAY_ADDRESS names, or start one on this machine; what goes wrong there is one line."""
+"""Join the Ray cluster that RAY_ADDRESS names, or start one on this machine. A mistake is one line."""
 
 import logging
 import os
@@ -16,18 +16,17 @@ from typing import Any, NamedTuple
 from reshift import __version__
 from reshift.errors import UserError
 from reshift.system.cores import cores
-from reshift.system.files import atomic_text, naming, writable_folder
+from reshift.system.files import atomic_text, create_output_folder, writing
 
-REACH_SECONDS = 5.0
+REACH_SECONDS = 5.0  # for a cluster to answer
 SETTINGS = b"\x04"  # type of an HTTP/2 frame
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)  # how gRPC begins: a preface and no settings
-STORE = 256 * 2**20  # bytes of shared memory on this machine; file names and records pass through it, never pictures or maps
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)  # how gRPC begins: a preface and empty settings
+STORE_BYTES = 256 * 2**20  # of shared memory on this machine: only file names and records pass through it, no images
+NOTES = ".ray-run"  # a folder in the output folder during the run
 
-NOTES = ".ray-run"  # folder in the output folder, while it runs
 
-
-class Shared(NamedTuple):
-    """An output folder as the driver sees it; every worker must see the same."""
+class SharedFolder(NamedTuple):
+    """The output folder as the driver sees it; every worker must see the same folder."""
 
     out: Path
     token: str
@@ -35,11 +34,11 @@ class Shared(NamedTuple):
 
     @property
     def notes(self) -> Path:
-        """Where workers leave each other notes: a file survives them."""
+        """Files about the run, which outlive a worker that dies."""
         return self.out / NOTES
 
     def verify(self) -> None:
-        """Make sure that this machine sees the driver's folder and may write there."""
+        """Check that this machine sees the driver's folder and may write there."""
         node = os.uname().nodename
         if self.version != __version__:
             raise UserError(f"node {node} has reshift {__version__}, the driver {self.version}; install the same on every node")
@@ -49,32 +48,32 @@ class Shared(NamedTuple):
             seen = ""
         if seen != self.token:
             raise UserError(f"{self.out}: is not the same folder on node {node}; choose an output folder that all nodes share")
-        writable_folder(self.out)
+        create_output_folder(self.out)
 
 
 class Share(NamedTuple):
-    """What one worker gets."""
+    """The resources of one worker."""
 
     workers: int
     cpus: int
-    gpus: float  # below 1: several share a card
+    gpus: float  # below 1: several workers share a GPU
 
 
 def check(device: str) -> None:
-    """Refuse, before any work, what cannot run: no Ray, a cluster that does not answer, one card by number."""
+    """Refuse what cannot run before any work is done: no Ray, a cluster that does not answer, a GPU by its number."""
     if find_spec("ray") is None or find_spec("pyarrow") is None:
         raise UserError("--engine ray needs: pip install 'reshift[ray]'")
     if device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device '{device}': with --engine ray it is auto, cpu or cuda; Ray gives every worker its own card")
+        raise UserError(f"device '{device}': with --engine ray it is auto, cpu or cuda; Ray gives every worker its own GPU")
     _reach(os.environ.get("RAY_ADDRESS", ""))
 
 
 @contextmanager
 def cluster(workers: int | None) -> Iterator[Any]:
-    """Yield the ``ray`` module, connected for as long as the block runs; one that the caller has connected stays so."""
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its log files tell more than it would print between our lines
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # nor what it would print about a worker that died, on stdout
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a tool for medical images sends nothing to anybody
+    """Yield the ``ray`` module, connected during the block; if it was connected before, it stays connected."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its log files have the details
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # it would print on stdout that a worker died
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a tool for medical images sends no statistics
     address = os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(int(REACH_SECONDS)))  # one a second
@@ -85,8 +84,8 @@ def cluster(workers: int | None) -> Iterator[Any]:
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if address == "local":
-        quiet |= {"num_cpus": max(workers or 0, cores()), "include_dashboard": False, "object_store_memory": STORE}
-    with _own_signals(), _silent():
+        quiet |= {"num_cpus": max(workers or 0, cores()), "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    with _keep_signal_handler(), _no_stderr():
         try:
             ray.init(address=address, **quiet)
         except (OSError, RuntimeError, ValueError) as err:
@@ -100,27 +99,27 @@ def cluster(workers: int | None) -> Iterator[Any]:
 
 
 @contextmanager
-def shared_folder(out: Path) -> Iterator[Shared]:
-    """Mark ``out`` for as long as the block runs, so that workers can tell it from a folder of the same name."""
-    shared = Shared(out.resolve(), secrets.token_hex(16))
+def shared_folder(out: Path) -> Iterator[SharedFolder]:
+    """Mark ``out`` during the block, so that workers can tell it from another folder of the same name."""
+    shared = SharedFolder(out.resolve(), secrets.token_hex(16))
     shutil.rmtree(shared.notes, ignore_errors=True)  # of a run that was killed
-    atomic_text(writable_folder(shared.notes) / "token", shared.token)
+    atomic_text(create_output_folder(shared.notes) / "token", shared.token)
     try:
         yield shared
     finally:
         shutil.rmtree(shared.notes, ignore_errors=True)
 
 
-def begin(mark: Path) -> int:
-    """Note that a piece of work is begun, and by whom; return how often that makes it, over all workers that died at it."""
-    with naming(mark), mark.open("a+") as file:
+def count_attempt(path: Path) -> int:
+    """Note in a file that this worker starts a piece of work; return how many workers have started it, this one included."""
+    with writing(path), path.open("a+") as file:
         file.write(f"{os.uname().nodename} {os.getpid()}\n")
         file.seek(0)
         return len(file.readlines())
 
 
 def share(nodes: Sequence[dict[str, float]], workers: int | None, device: str) -> Share:
-    """Divide the ``Resources`` of the nodes: a card each, or a part of one, where there are cards, else as many cores as fit."""
+    """Divide the nodes' resources: one GPU or a part of one per worker if there are GPUs, otherwise as many cores as fit."""
     gpus, cpus = (sum(int(node.get(name, 0)) for node in nodes) for name in ("GPU", "CPU"))
     if device == "cuda" and not gpus:
         raise UserError("device 'cuda': the Ray cluster has no GPUs; use auto or cpu")
@@ -131,13 +130,13 @@ def share(nodes: Sequence[dict[str, float]], workers: int | None, device: str) -
     return Share(wanted, max(fitting, default=1), 0)
 
 
-def alive(ray: Any) -> list[dict[str, float]]:
-    """Return the resources of every node that is up."""
+def node_resources(ray: Any) -> list[dict[str, float]]:
+    """Return the resources of every node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _reach(address: str) -> None:
-    """Ray itself waits half a minute for a cluster that is not there; any gRPC server greets back at once."""
+    """Check that a gRPC server answers at ``address``; Ray itself would wait half a minute for a missing cluster."""
     if address in ("", "local", "auto"):
         return
     host, _, port = address.rpartition(":")
@@ -160,8 +159,8 @@ def _line(err: Exception) -> str:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM; ours keeps finished work and says so."""
+def _keep_signal_handler() -> Iterator[None]:
+    """Restore our handler of SIGTERM, which Ray replaces: ours keeps finished work."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -171,13 +170,13 @@ def _own_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Ray's libraries announce their log level on stderr, past Python; what matters comes as an exception."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+def _no_stderr() -> Iterator[None]:
+    """Suppress what Ray's libraries write to stderr while connecting; errors come as exceptions."""
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)

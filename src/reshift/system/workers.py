@@ -1,132 +1,177 @@
-"""Other processes that read and write for this one.
+"""Worker threads and worker processes behind one interface.
 
-Python lets one thread of a process compute at a time. Of the milliseconds that a picture takes to read and to write, a third are
-such, so that threads, however many, handle a few hundred pictures a second. A process has an interpreter of its own.
-
-A helper is ``python -m MODULE``, asked through a pipe (frames.py). So it does not run the caller's script again, imports only
-what it needs, and ends by itself when the one who asks does, whatever became of that.
+Reading and writing an image takes a few milliseconds, and Python's global lock is held for a third of them. Threads therefore
+end at a few hundred images a second, however many cores there are. Processes do not share that lock, but cost seconds to start.
+So threads are the default, and processes do the work where a GPU waits for many images.
 """
 
 import os
-import subprocess
+import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-
-from numpy.typing import NDArray
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from multiprocessing import get_context
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import finalize
 
 from reshift.errors import UserError, reason
 from reshift.system.cores import cores
-from reshift.system.messages import receive, send
 
-VARIABLE = "RESHIFT_HELPERS"
-MANY = 512  # pictures, to be read and written, for which it pays to start processes
-FEW = 4  # cores of which this process leaves none to others
-MOST = 16
-# Memory of a picture is used again for the next one: to give it back and ask for it anew costs a fault for every page of it.
-KEEP = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}  # of glibc, in bytes
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
-Answer = TypeVar("Answer")
-Said = tuple[Any, list[NDArray[Any]]]  # a message: plain values and arrays
+VARIABLE = "RESHIFT_WORKERS"
+MIN_IMAGES = 512  # to read and write, before starting processes pays
+MIN_CORES = 5  # with fewer, the main process needs all of them
+MAX_WORKERS = 16
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONSAFEPATH": "1",  # a file in the current folder must not stand in for a module
+    # glibc: keep the memory of one image for the next. To return it and ask again costs a page fault for every 4 kB.
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**28),
+}
+
+Result = TypeVar("Result")
 
 
-def helpers(pictures: int, *, gpu: bool) -> int:
-    """How many: a core each where a GPU waits for many pictures, or as the environment says; 0 means threads."""
+def worker_processes(images: int, *, gpu: bool) -> int:
+    """How many processes to start: one per core where a GPU waits for many images; 0 means threads. The environment may say."""
     text = os.environ.get(VARIABLE, "")
     if text and not text.isdigit():
-        raise UserError(f"{VARIABLE}='{text}' is no number of processes; 0 means threads")
-    mine = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes on this machine share them
-    return int(text) if text else min(MOST, mine) if gpu and pictures >= MANY and mine > FEW else 0
+        raise UserError(f"{VARIABLE}='{text}' is not a number; 0 means threads")
+    available = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks of torchrun share this machine
+    pays = gpu and images >= MIN_IMAGES and available >= MIN_CORES
+    return int(text) if text else min(MAX_WORKERS, available) if pays else 0
 
 
-class Helper:
-    """One process, and the thread that talks to it: one question at a time."""
+class WorkerPool:
+    """Runs functions in threads or, with ``processes``, in so many processes. Functions and arguments must then be picklable."""
 
-    def __init__(self, module: str, first: Any) -> None:
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, **KEEP, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C is for us alone
-        )  # fmt: skip
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.questions: BinaryIO = self.process.stdin  # type: ignore[assignment]
-        self.answers: BinaryIO = self.process.stdout  # type: ignore[assignment]
+    def __init__(self, processes: int = 0, threads: int | None = None) -> None:
+        workers = _start(processes) if processes else []
+        self.processes = len(workers)
+        self.size = self.processes or threads or min(MAX_WORKERS, cores())
+        self.workers: Sequence[ThreadPoolExecutor | _Process] = workers or [ThreadPoolExecutor(self.size)]
+        self._turns = cycle(range(len(self.workers)))
+        self.close = finalize(self, _shut_down, self.workers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def next_worker(self) -> int:
+        """The number of a worker; they take turns."""
+        return next(self._turns)
+
+    def submit(self, worker: int, function: Callable[..., Result], *args: Any) -> "Future[Result]":
+        """Call ``function`` in that worker. Calls of one process run one after another."""
+        return self.workers[worker].submit(function, *args)
+
+    def map(self, function: Callable[[Any], Result], items: Iterable[Any], ahead: int) -> Iterator[Result]:
+        """Results in order, with ``ahead`` more calls always running or waiting."""
+        return in_order((self.submit(self.next_worker(), function, item) for item in items), lambda: ahead)
+
+
+class _Process:
+    """One process, and the thread that talks to it through a pipe.
+
+    Not ``ProcessPoolExecutor``: a call has to reach the process that holds its image, and its queues cost a tenth of the rate.
+    """
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
         self.thread = ThreadPoolExecutor(1)
-        self.begun = self.thread.submit(self._told, first, [])
 
-    def ask(self, value: Any, arrays: list[NDArray[Any]], answer: Callable[[Said], Answer]) -> "Future[Answer]":
-        """Have something done; ``answer`` makes something of what comes back."""
-        return self.thread.submit(self._asked, value, arrays, answer)
+    def submit(self, function: Callable[..., Result], *args: Any) -> "Future[Result]":
+        """Call ``function`` there, after what was submitted before."""
+        return self.thread.submit(self._call, function, args)
 
-    def close(self) -> None:
-        """Finish what was asked for, and end the process."""
-        self.thread.shutdown()
-        for pipe in (self.questions, self.answers):
-            with suppress(OSError):  # what a dead one was not told any more
-                pipe.close()
-        self.process.wait()
-
-    def _told(self, value: Any, arrays: list[NDArray[Any]]) -> None:
-        self._alive(lambda: send(self.questions, value, arrays))
-
-    def _asked(self, value: Any, arrays: list[NDArray[Any]], answer: Callable[[Said], Answer]) -> Answer:
-        self.begun.result()
-        self._told(value, arrays)
-        said = self._alive(lambda: receive(self.answers))
-        if isinstance(said[0], str):
-            raise UserError(said[0])
-        return answer(said)
-
-    def _alive(self, talk: Callable[[], Answer]) -> Answer:
+    def _call(self, function: Callable[..., Result], args: tuple[Any, ...]) -> Result:
         try:
-            return talk()
+            self.pipe.send((function, args))
+            value, error = self.pipe.recv()
         except (OSError, EOFError):
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
-            code = self.process.returncode
-            died = f"a process that reads and writes pictures has ended (exit {code}), perhaps for want of memory"
-            raise UserError(f"{died}; run it again to go on, with {VARIABLE}=0 to do without them") from None
+            line = "a worker process that reads and writes images has ended, perhaps because memory ran out"
+            raise UserError(f"{line}; run the command again to continue, with {VARIABLE}=0 to use threads") from None
+        if error is not None:
+            raise error
+        answer: Result = value
+        return answer
+
+    def shutdown(self, *, cancel_futures: bool) -> None:
+        """Finish the call at hand, and end the process."""
+        self.thread.shutdown(cancel_futures=cancel_futures)
+        self.pipe.close()
+        self.process.join()
 
 
-def in_turn(asked: "Iterable[Future[Answer]]", ahead: int) -> Iterator[Answer]:
-    """The answers, in order, with ``ahead`` more always under way."""
-    waiting: deque[Future[Answer]] = deque()
-    for future in asked:
+def _serve(pipe: "Connection[Any, Any]") -> None:
+    """A worker process: answer calls until the pipe ends, which it also does when the main process is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
+    os.dup2(2, 1)  # what a library prints must not get into our output
+    with suppress(EOFError, OSError):
+        while True:
+            function, args = pipe.recv()
+            value, error = None, None
+            try:
+                value = function(*args)
+            except Exception as err:
+                error = err if isinstance(err, UserError) else UserError(reason(err))
+            pipe.send((value, error))
+
+
+def in_order(futures: "Iterable[Future[Result]]", ahead: Callable[[], int]) -> Iterator[Result]:
+    """Results in order; the next ``ahead()`` futures are taken from the iterable before the first one is waited for."""
+    waiting: deque[Future[Result]] = deque()
+    for future in futures:
         waiting.append(future)
-        if len(waiting) > ahead:
+        while len(waiting) > ahead():
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
 
 
-def started(make: Callable[[], Answer]) -> Answer | None:
-    """What ``make`` makes of helpers; where the system has no room for them a line says so, and threads must do."""
+def _start(count: int) -> list[_Process]:
+    """Start processes; where there is no room for them, none, and a warning."""
+    started: list[_Process] = []
     try:
-        return make()
+        with _spawning():
+            started.extend(_Process() for _ in range(count))
     except OSError as err:
-        warnings.warn(f"no helper processes could be started ({err.strerror}); threads do their work, slower", stacklevel=2)
-        return None
+        _shut_down(started)
+        warnings.warn(f"no worker process could be started ({err.strerror}); threads do the work, slower", stacklevel=4)
+        return []
+    return started
 
 
-def serve(begin: Callable[[Any], Callable[[Any, list[NDArray[Any]]], Said]]) -> None:
-    """Be a helper: ``begin`` gets the first message and returns what answers all others, until nobody asks any more."""
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get among the answers
+@contextmanager
+def _spawning() -> Iterator[None]:
+    """Start processes in our environment, and without running the caller's script again: they need nothing of it."""
+    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in ENVIRONMENT}
+    sys.modules["__main__"] = ModuleType("__main__")
+    os.environ.update(ENVIRONMENT)
     try:
-        work = begin(receive(requests)[0])
-        while True:
-            asked = receive(requests)
-            try:
-                answer = work(*asked)
-            except Exception as err:  # a full disk: for the one who asked to deal with
-                answer = reason(err), []
-            send(answers, *answer)
-    except (EOFError, BrokenPipeError):
-        os._exit(0)  # nobody is there to flush for
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _shut_down(workers: Sequence[ThreadPoolExecutor | _Process]) -> None:
+    for worker in workers:
+        worker.shutdown(cancel_futures=True)

@@ -1,7 +1,7 @@
-"""Decompress one DICOM frame in a process of its own.
+"""Decompress a DICOM frame in a worker process.
 
-The decoders are C++ libraries, and a damaged picture can make them abort, print to the terminal, or never return. Here that
-ends one helper process, and the caller gets None. The helper is started on first use and kept.
+The decoders are C++ libraries. A damaged frame can make them abort, print to the terminal or hang. That ends only the worker,
+and the caller gets None. Workers are started on first use and kept.
 """
 
 import atexit
@@ -17,86 +17,86 @@ import numpy as np
 from numpy.typing import NDArray
 
 SECONDS = 120.0  # for one frame
-MEMORY = 16 * 2**30  # address space of the helper
+MAX_MEMORY = 16 * 2**30  # bytes of address space of a worker
 
-_all: list["Helper"] = []
-_idle: list["Helper"] = []  # as many as ever worked at the same time
+_all: list["Worker"] = []
+_idle: list["Worker"] = []
 
 
-class Helper:
-    """The other process: a line of JSON and the compressed bytes in, a line of JSON and the pixels out."""
+class Worker:
+    """A decoder process: it reads a line of JSON and the compressed bytes, and writes a line of JSON and the pixels."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()  # after a fork the pipes belong to the parent
-        command = [sys.executable, "-P", __file__]  # by its path: the package itself need not be importable there
+        command = [sys.executable, "-P", __file__]  # by its path, because the package may not be importable there
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the caller's business
+            start_new_session=True,  # Ctrl-C is for the caller only
         )
         _all.append(self)
 
-    def ask(self, options: dict[str, Any], data: bytes) -> NDArray[Any] | None:
-        """Return the decoded pixels, None when the decoder refused or died."""
-        wanted, given = self.process.stdin, self.process.stdout
-        assert wanted is not None
-        assert given is not None
+    def decode(self, options: dict[str, Any], data: bytes) -> NDArray[Any] | None:
+        """Return the decoded pixels, or None when the decoder refuses. A dead process raises BrokenPipeError."""
+        requests, replies = self.process.stdin, self.process.stdout
+        assert requests is not None
+        assert replies is not None
         timer = threading.Timer(SECONDS, self.process.kill)
         timer.start()
         try:
-            wanted.write(json.dumps({**options, "length": len(data)}).encode() + b"\n" + data)
-            wanted.flush()
-            reply = json.loads(given.readline() or b'{"dead": true}')
+            requests.write(json.dumps({**options, "length": len(data)}).encode() + b"\n" + data)
+            requests.flush()
+            reply = json.loads(replies.readline() or b'{"dead": true}')
             if "dead" in reply:
                 raise BrokenPipeError
             if reply["dtype"] is None:
                 return None
             size = int(np.prod(reply["shape"])) * np.dtype(reply["dtype"]).itemsize
-            return np.frombuffer(given.read(size), dtype=reply["dtype"]).reshape(reply["shape"])
+            return np.frombuffer(replies.read(size), dtype=reply["dtype"]).reshape(reply["shape"])
         finally:
             timer.cancel()
 
     def stop(self) -> None:
-        """End the process, if it is ours."""
+        """End the process, unless it belongs to a parent of this one."""
         if self in _all:
             _all.remove(self)
         if self.owner == os.getpid():
             self.process.kill()
-            with contextlib.suppress(BrokenPipeError):  # what it did not read is still on its way
+            with contextlib.suppress(BrokenPipeError):  # it may have died before reading everything
                 self.process.communicate()
 
 
 def decompress(data: bytes, options: dict[str, Any]) -> NDArray[Any] | None:
     """Decode one encapsulated frame; ``options`` are pydicom's. None means that it cannot be decoded."""
-    helper: Helper | None = None
+    worker: Worker | None = None
     try:
-        helper = _free()
-        array = helper.ask(options, data)
-        _idle.append(helper)
+        worker = _free_worker()
+        array = worker.decode(options, data)
+        _idle.append(worker)
         return array
     except BaseException as err:
-        if helper is not None:
-            helper.stop()
-        if isinstance(err, (OSError, ValueError)):  # it died, or was stopped after too long a time
+        if worker is not None:
+            worker.stop()
+        if isinstance(err, (OSError, ValueError)):  # it died, or was killed after SECONDS
             return None
         raise
 
 
-def _free() -> Helper:
-    """An idle helper, or a new one."""
+def _free_worker() -> Worker:
+    """An idle worker, or a new one."""
     with contextlib.suppress(IndexError):
         while True:
-            helper = _idle.pop()  # one step, so that no two threads get the same
-            if helper.owner == os.getpid() and helper.process.poll() is None:
-                return helper
-            helper.stop()
-    return Helper()
+            worker = _idle.pop()  # atomic, so that no two threads get the same
+            if worker.owner == os.getpid() and worker.process.poll() is None:
+                return worker
+            worker.stop()
+    return Worker()
 
 
 def stream_size(data: bytes) -> tuple[int, int] | None:
-    """Rows and columns as a JPEG, JPEG-LS or JPEG 2000 stream tells them; None for anything else."""
+    """Rows and columns from a JPEG, JPEG-LS or JPEG 2000 stream; None for anything else."""
     start = data.find(b"\xff\x4f\xff\x51", 0, 4096)
     if start >= 0 and data[:4] in (b"\xff\x4f\xff\x51", b"\0\0\0\x0c"):  # bare, or in a JP2 box
         right, bottom, left, top = (int.from_bytes(data[start + at : start + at + 4]) for at in (8, 12, 16, 20))
@@ -112,31 +112,31 @@ def stream_size(data: bytes) -> tuple[int, int] | None:
 
 @atexit.register
 def _stop_all() -> None:
-    for helper in _all[:]:
-        helper.stop()
+    for worker in _all[:]:
+        worker.stop()
 
 
 def main() -> None:
-    """Answer requests until the caller is gone."""
-    replies, nowhere = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # decoders print
+    """Run the worker: answer requests until the caller closes the pipe."""
+    replies, devnull = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)  # decoders print
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         data = sys.stdin.buffer.read(request.pop("length"))
         try:
-            array = _decoded(data, request)
+            array = _decode(data, request)
             reply: dict[str, Any] = {"dtype": array.dtype.str, "shape": array.shape}
-        except Exception:  # whatever it is, the caller says which file
+        except Exception:  # the caller reports it with the file name
             array, reply = np.zeros(0), {"dtype": None}
         replies.write(json.dumps(reply).encode() + b"\n" + (array.tobytes() if reply["dtype"] else b""))
         replies.flush()
 
 
-def _decoded(data: bytes, options: dict[str, Any]) -> NDArray[Any]:
+def _decode(data: bytes, options: dict[str, Any]) -> NDArray[Any]:
     from pydicom.encaps import encapsulate
     from pydicom.pixels.decoders.base import get_decoder
 

@@ -1,7 +1,7 @@
-"""Open DICOM files safely: a header of checked values, one line for whatever is wrong, and no patient data in any of it.
+"""Read DICOM headers safely: values are checked, and every error is one line without patient data.
 
-A tag's *name* is quoted in errors, its text never is: any field may hold what somebody typed about a patient. For the same
-reason pydicom's own warnings, which quote values, are silenced.
+Errors name the tag but never quote its value, because any field may contain text about the patient. For the same reason
+pydicom's own warnings, which quote values, are silenced.
 """
 
 import logging
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 SUFFIXES = (".dcm", ".dicom", ".ima")
-MAX_BYTES = 2**32  # of a deflated file, once inflated
-AGAIN = "damaged or cut short? Remove it or copy it again"
+MAX_BYTES = 2**32  # of a deflated file after inflation
+DAMAGED = "damaged or cut short? Remove it or copy it again"
 _PREAMBLE = 128
 
 
@@ -36,57 +36,57 @@ class Header:
         """The value of ``tag``, None when it is absent or empty."""
         try:
             found = self.tags.get(tag)
-        except Exception:  # pydicom converts on access, and a damaged value makes it raise about anything
-            raise UserError(f"{self.path}: its {tag} cannot be read; {AGAIN}") from None
+        except Exception:  # pydicom converts on access and can raise anything on damaged values
+            raise UserError(f"{self.path}: its {tag} cannot be read; {DAMAGED}") from None
         empty = found is None or (hasattr(found, "__len__") and len(found) == 0)
         return None if empty else found
 
-    def _listed(self, tag: str) -> list[Any]:
+    def _values(self, tag: str) -> list[Any]:
         found = self.value(tag)
         if found is None or isinstance(found, (str, bytes, int, float)):
             return [] if found is None else [found]
         try:
             return list(found)
-        except TypeError:  # a damaged type code turns a number into, say, a person's name
-            raise UserError(f"{self.path}: its {tag} is of the wrong type; {AGAIN}") from None
+        except TypeError:  # a damaged type code
+            raise UserError(f"{self.path}: its {tag} is of the wrong type; {DAMAGED}") from None
 
     def numbers(self, tag: str, count: int | None = None) -> tuple[float, ...]:
-        """Finite numbers, none when the tag is absent; with ``count`` exactly so many."""
+        """Finite numbers, exactly ``count`` of them if given; empty when the tag is absent."""
         try:
-            numbers = tuple(float(v) for v in self._listed(tag))
+            numbers = tuple(float(v) for v in self._values(tag))
         except (TypeError, ValueError):
-            raise UserError(f"{self.path}: its {tag} is not a number; {AGAIN}") from None
+            raise UserError(f"{self.path}: its {tag} is not a number; {DAMAGED}") from None
         if not all(math.isfinite(v) for v in numbers) or (numbers and count not in (None, len(numbers))):
-            raise UserError(f"{self.path}: its {tag} does not hold {count or 'only'} finite numbers; {AGAIN}")
+            raise UserError(f"{self.path}: its {tag} does not hold {count or 'only'} finite numbers; {DAMAGED}")
         return numbers
 
     def number(self, tag: str) -> float | None:
-        """One finite number, the first where there are several; None when the tag is absent."""
+        """The first finite number; None when the tag is absent."""
         numbers = self.numbers(tag)
         return numbers[0] if numbers else None
 
     def integer(self, tag: str, default: int | None = None) -> int:
-        """A whole number; without a ``default`` the tag must be there."""
+        """A whole number; without a ``default`` the tag must be present."""
         number = self.number(tag)
         if number is None:
             if default is None:
                 raise UserError(f"{self.path}: has no {tag}; it is not an image, or was damaged. Remove it or export it again")
             return default
         if number != int(number):
-            raise UserError(f"{self.path}: its {tag} is not a whole number; {AGAIN}")
+            raise UserError(f"{self.path}: its {tag} is not a whole number; {DAMAGED}")
         return int(number)
 
     def words(self, tag: str) -> tuple[str, ...]:
-        """The values of a text tag, without blanks around them."""
-        return tuple(str(v).strip() for v in self._listed(tag))
+        """The values of a text tag, without surrounding blanks."""
+        return tuple(str(v).strip() for v in self._values(tag))
 
     def item(self, tag: str, k: int) -> "Header | None":
-        """Item ``k`` of a sequence; None when there is none."""
+        """Item ``k`` of a sequence; None if it does not exist."""
         from pydicom.sequence import Sequence
 
         found = self.value(tag)
         if found is not None and not isinstance(found, Sequence):
-            raise UserError(f"{self.path}: its {tag} is not a sequence; {AGAIN}")
+            raise UserError(f"{self.path}: its {tag} is not a sequence; {DAMAGED}")
         return Header(self.path, found[k]) if found is not None and k < len(found) else None
 
 
@@ -96,7 +96,7 @@ def is_dicom(path: Path) -> bool:
 
 
 def has_preamble(path: Path) -> bool:
-    """Whether the file has the letters DICM where DICOM wants them; what is no regular file is not opened."""
+    """Whether the file has the letters DICM after the preamble. Only regular files are opened."""
     try:
         if not path.is_file():
             return False
@@ -110,7 +110,7 @@ def read_header(path: Path, tags: Iterable[str] | None = None, *, pixels: bool =
     """Read the header of ``path``: all of it or only ``tags``, and with ``pixels`` the encoded pixel data too."""
     from pydicom import dcmread
 
-    with refusing(path):
+    with user_errors(path):
         if not path.exists():
             raise UserError(f"{path}: no such file")
         if not path.is_file():
@@ -125,28 +125,28 @@ def read_header(path: Path, tags: Iterable[str] | None = None, *, pixels: bool =
 
 
 @contextmanager
-def refusing(path: Path) -> Iterator[None]:
-    """Whatever pydicom or a decoder raises becomes one line that names the file and quotes nothing from it."""
-    quiet()
+def user_errors(path: Path) -> Iterator[None]:
+    """Turn whatever pydicom or a decoder raises into one line that names the file and quotes nothing from it."""
+    silence_pydicom()
     try:
         yield
     except UserError:
         raise
     except OSError as err:
-        raise UserError(f"{path}: cannot be read ({err.strerror or type(err).__name__}); {AGAIN}") from None
-    except Exception as err:  # damaged bytes make readers raise about anything, and none of it is our mistake
-        raise UserError(f"{path}: not a DICOM file we can read ({type(err).__name__}); {AGAIN}") from None
+        raise UserError(f"{path}: cannot be read ({err.strerror or type(err).__name__}); {DAMAGED}") from None
+    except Exception as err:  # readers can raise anything on damaged bytes
+        raise UserError(f"{path}: not a DICOM file we can read ({type(err).__name__}); {DAMAGED}") from None
 
 
-def quiet() -> None:
-    """Silence pydicom and highdicom: their warnings quote values, and a value may be a patient's name."""
+def silence_pydicom() -> None:
+    """Silence pydicom and highdicom: their warnings quote values, which may identify a patient."""
     for name in ("pydicom", "highdicom"):
         warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _refuse_bomb(path: Path) -> None:
-    """A deflated file of a few kilobytes can inflate to any size; find out without keeping what comes out."""
+    """Refuse a deflated file that inflates to an extreme size; its output is counted, not kept."""
     from pydicom.filereader import _read_file_meta_info, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 

@@ -1,9 +1,8 @@
-"""DICOM in: one file is an image (or, with many placed frames, a volume), a series is a volume.
+"""Read DICOM: a file is an image (or a volume, if it has many frames with positions); a series is a volume.
 
-Slices are ordered by where they lie, never by name or number. Nothing of the patient leaves the file.
+Slices are ordered by position, never by name or number. Nothing about the patient leaves the file.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -14,60 +13,68 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.data.dicom.geometry import APART, PER_FRAME, SHARED, Plane, Stack, arrange, group, plane
-from reshift.data.dicom.header import AGAIN, Header, is_dicom, read_header
+from reshift.data.dicom.geometry import (
+    DISTINGUISHING_TAGS,
+    PER_FRAME,
+    SHARED,
+    Plane,
+    Stack,
+    functional_group,
+    plane,
+    stack_planes,
+)
+from reshift.data.dicom.header import DAMAGED, Header, is_dicom, read_header
 from reshift.data.dicom.pixels import (
     GREY,
     MAX_VOXELS,
-    Layout,
-    Tone,
+    GreyScale,
+    PixelLayout,
+    bit_depth,
     decode,
-    depth,
     frame_count,
-    layout,
-    modality,
-    padding,
-    picture,
-    tone,
+    frame_image,
+    grey_scale,
+    padding_mask,
+    pixel_layout,
+    to_real_values,
 )
+from reshift.data.files import list_files
 from reshift.data.image import Image
 from reshift.data.volume import Volume, canonical
 from reshift.errors import UserError
 
-__all__ = ["DicomVolume", "Series", "find_series", "is_dicom", "read_dicom", "read_series"]
-
-STACKED = ("CT", "MR", "PT")  # modalities whose series are volumes; where a slice lies must then be known
-_LISTED = ("SOPClassUID", "SeriesInstanceUID", "Modality", "Rows", "ImagePositionPatient")
-_HEADER = (
+VOLUME_MODALITIES = ("CT", "MR", "PT")  # their series are volumes, so every slice needs a position
+_LISTING_TAGS = ("SOPClassUID", "SeriesInstanceUID", "Modality", "Rows", "ImagePositionPatient")
+_VOLUME_TAGS = (
     *("SOPInstanceUID", "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PhotometricInterpretation"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction"),
     *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness", "SpacingBetweenSlices"),
     *(PER_FRAME, SHARED),
-    *APART,
+    *DISTINGUISHING_TAGS,
 )
 
 
 @dataclass(frozen=True, eq=False)
 class DicomVolume(Volume):
-    """A volume that knows its files; its grey range is the window they all name, if they do."""
+    """A volume with its files. Its grey range is the window of the files, if all slices have the same."""
 
-    shown: tuple[float, float] | None = None  # the window that every slice names
-    notes: tuple[str, ...] = ()  # what is odd about the series, one line each
+    voi_window: tuple[float, float] | None = None  # the window of every slice
+    notes: tuple[str, ...] = ()  # what is unusual about the series, one line each
     frames: tuple[tuple[Path, int], ...] = ()  # file, and frame in it, of every slice along the native first axis
 
     @cached_property
     def window(self) -> tuple[float, float]:
-        """The files' own window where all slices agree, else the range of the whole volume: never one per slice."""
-        return self.shown or super().window
+        """The files' own window if all slices agree, else the range of the whole volume; never one per slice."""
+        return self.voi_window or super().window
 
 
 @dataclass(frozen=True)
 class Series:
-    """The files of one SeriesInstanceUID. A file that could not be read is a series of its own without a uid."""
+    """The files of one SeriesInstanceUID. A file that cannot be read is a series of its own, without a uid."""
 
     uid: str
-    modality: str  # its DICOM code
+    modality: str  # DICOM's code
     files: tuple[Path, ...]
     stacked: bool  # a volume for ``read_series``; otherwise separate images for ``read_dicom``
     folder: Path
@@ -77,93 +84,83 @@ class Series:
 
 
 def read_dicom(path: Path) -> Image | DicomVolume:
-    """Read one file: an image, or a volume when it holds frames that each say where they lie."""
+    """Read one file: an image, or a volume if it has several frames with positions."""
     header = read_header(path, pixels=True)
     frames = frame_count(header)
     if frames == 1:
-        value, shown, measures = (group(header, 0, name) for name in (*_VALUES, "PixelMeasuresSequence"))
-        return picture(header, value, shown, measures)
-    layout(header)
+        rescale, voi, measures = (functional_group(header, 0, name) for name in (*_VALUE_GROUPS, "PixelMeasuresSequence"))
+        return frame_image(header, rescale, voi, measures)
+    pixel_layout(header)
     if header.item(PER_FRAME, 0) is None:
-        what = f"holds {frames} frames that do not say where they lie (no {PER_FRAME})"
-        raise UserError(f"{path}: {what}; a film is no volume, save every frame as a file of its own")
-    return _volume(arrange([plane(header, k) for k in range(frames)], path), path, {path: header})
+        what = f"holds {frames} frames without positions (no {PER_FRAME})"
+        raise UserError(f"{path}: {what}; a film is not a volume, save every frame as a separate file")
+    return _volume(stack_planes([plane(header, k) for k in range(frames)], path), path, {path: header})
 
 
 def read_series(series: Series | Path) -> DicomVolume:
     """Read a series, or the one series in a folder."""
     if isinstance(series, Path):
-        series = _only(series)
-    headers = [read_header(path, _HEADER) for path in series.files]
+        series = _single_series(series)
+    headers = [read_header(path, _VOLUME_TAGS) for path in series.files]
     planes = [plane(header, frame) for header in headers for frame in range(_frames(header))]
-    return _volume(arrange(planes, series.folder), series.folder, {})
+    return _volume(stack_planes(planes, series.folder), series.folder, {})
 
 
 def find_series(folder: Path) -> list[Series]:
     """Every series of images under ``folder``, from headers alone; links to folders are not followed."""
-    found: dict[str, list[Listed]] = defaultdict(list)
+    found: dict[str, list[FileInfo]] = defaultdict(list)
     damaged: list[Series] = []
-    for path in _walk(folder):
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    for path in filter(is_dicom, list_files(folder)):
         try:
-            listed = _listed(path)
-        except UserError:  # told when it is read; here it would stop all the others
+            info = _file_info(path)
+        except UserError:  # reported when it is read; here it would stop all the others
             damaged.append(Series("", "", (path,), stacked=False, folder=path))
             continue
-        if listed is not None:
-            found[listed.uid].append(listed)
+        if info is not None:
+            found[info.uid].append(info)
     return [_series(members, folder) for members in found.values()] + damaged
 
 
-class Listed(NamedTuple):
-    """What is kept of each file while a folder is listed; a header would be too much for many thousands."""
+class FileInfo(NamedTuple):
+    """What is kept of each file while a folder is listed; whole headers would need too much memory."""
 
     path: Path
     uid: str
     modality: str
-    placed: bool
+    has_position: bool
 
 
-def _listed(path: Path) -> Listed | None:
-    """None for reports, plans and segmentations, which lie among the images."""
+def _file_info(path: Path) -> FileInfo | None:
+    """None for reports, plans and segmentations, which may be among the images."""
     from pydicom.uid import UID
 
-    header = read_header(path, _LISTED)
+    header = read_header(path, _LISTING_TAGS)
     kind = UID("".join(header.words("SOPClassUID")))
     if not ("Image Storage" in kind.name if kind.name != kind else header.value("Rows") is not None):
         return None
     modality = "".join(header.words("Modality")[:1])
-    modality = modality if modality.isalnum() and modality.isupper() and len(modality) <= 6 else "?"  # a code, or what was typed
+    modality = (
+        modality if modality.isalnum() and modality.isupper() and len(modality) <= 6 else "?"
+    )  # anything else may be typed text
     uid = "".join(header.words("SeriesInstanceUID")) or str(path)
-    return Listed(path, uid, modality, header.value("ImagePositionPatient") is not None)
+    return FileInfo(path, uid, modality, header.value("ImagePositionPatient") is not None)
 
 
-def _walk(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    paths: list[Path] = []
-    for root, folders, files in os.walk(folder, onerror=_refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths += [Path(root, name) for name in sorted(files) if not name.startswith(".")]
-    return [path for path in paths if is_dicom(path)]
-
-
-def _refuse(err: OSError) -> None:
-    raise UserError(f"{err.filename}: cannot be listed ({err.strerror}); make it readable, or move it away") from err
-
-
-def _series(members: Sequence[Listed], folder: Path) -> Series:
+def _series(members: Sequence[FileInfo], folder: Path) -> Series:
     kind, files = members[0].modality, tuple(member.path for member in members)
-    placed = kind in STACKED or any(member.placed for member in members)
-    return Series(members[0].uid, kind, files, stacked=placed and len(files) > 1, folder=folder)
+    positioned = kind in VOLUME_MODALITIES or any(member.has_position for member in members)
+    return Series(members[0].uid, kind, files, stacked=positioned and len(files) > 1, folder=folder)
 
 
-def _only(folder: Path) -> Series:
+def _single_series(folder: Path) -> Series:
     """The one series in ``folder``."""
     series = find_series(folder)
     for damaged in series:
         if not damaged.uid:
-            read_dicom(damaged.files[0])  # says what is wrong with it
-            raise UserError(f"{damaged.files[0]}: its header cannot be read; {AGAIN}")
+            read_dicom(damaged.files[0])  # raises the reason
+            raise UserError(f"{damaged.files[0]}: its header cannot be read; {DAMAGED}")
     if not series:
         raise UserError(f"{folder}: no DICOM images in this folder")
     if len(series) > 1:
@@ -172,41 +169,41 @@ def _only(folder: Path) -> Series:
     return series[0]
 
 
-_VALUES = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
+_VALUE_GROUPS = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
 
 
 def _frames(header: Header) -> int:
-    """The number of frames, which must say where they lie; before that, the sizes are checked."""
-    layout(header)
+    """The number of frames, after a check of the sizes; several frames need positions."""
+    pixel_layout(header)
     count = frame_count(header)
     if count > 1 and header.item(PER_FRAME, 0) is None:
-        raise UserError(f"{header.path}: holds {count} frames that do not say where they lie; give this file by itself")
+        raise UserError(f"{header.path}: holds {count} frames without positions; give this file by itself")
     return count
 
 
 def _volume(stack: Stack, source: Path, opened: dict[Path, Header]) -> DicomVolume:
     planes = stack.planes
-    plan = _one_layout(planes, source)
-    tones = [tone(p.header, *(group(p.header, p.frame, name) for name in _VALUES)) for p in planes]
-    voxels, slope, intercept = _filled(planes, plan, tones, opened)
-    windows = {t.window for t in tones}
-    shown = windows.pop() if len(windows) == 1 else None
-    if plan.dark < 0:
-        slope, intercept, shown = -slope, -intercept, (-shown[1], -shown[0]) if shown else None
+    layout = _common_layout(planes, source)
+    scales = [grey_scale(p.header, *(functional_group(p.header, p.frame, name) for name in _VALUE_GROUPS)) for p in planes]
+    voxels, slope, intercept = _fill_voxels(planes, layout, scales, opened)
+    windows = {scale.window for scale in scales}
+    window = windows.pop() if len(windows) == 1 else None
+    if layout.sign < 0:
+        slope, intercept, window = -slope, -intercept, (-window[1], -window[0]) if window else None
     plain = voxels.dtype.kind == "u" and (slope, intercept) == (1.0, 0.0)
-    bits = depth(plan) if plain else 32  # real values have no stored range
+    bits = bit_depth(layout) if plain else 32  # real values have no stored range
     base = canonical(voxels, stack.affine, source=source, bits=bits, slope=slope, intercept=intercept)
     values: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(Volume)}
-    return DicomVolume(**values, shown=shown, notes=stack.notes, frames=tuple((p.path, p.frame) for p in planes))
+    return DicomVolume(**values, voi_window=window, notes=stack.notes, frames=tuple((p.path, p.frame) for p in planes))
 
 
-def _one_layout(planes: Sequence[Plane], source: Path) -> Layout:
-    first = layout(planes[0].header)
+def _common_layout(planes: Sequence[Plane], source: Path) -> PixelLayout:
+    first = pixel_layout(planes[0].header)
     if first.photometric not in GREY:
         raise UserError(f"{source}: its slices are in colour (PhotometricInterpretation), which a volume cannot be")
     for p in planes:
-        other = layout(p.header)
-        tag = next((name for name, a, b in zip(_LAYOUT, first, other, strict=True) if a != b), None)
+        other = pixel_layout(p.header)
+        tag = next((name for name, a, b in zip(_LAYOUT_TAGS, first, other, strict=True) if a != b), None)
         if tag:
             raise UserError(f"{source}: {planes[0].path.name} and {p.path.name} differ in {tag}; keep one kind per folder")
     if first.rows * first.columns * len(planes) > MAX_VOXELS:
@@ -215,35 +212,35 @@ def _one_layout(planes: Sequence[Plane], source: Path) -> Layout:
     return first
 
 
-_LAYOUT = (
+_LAYOUT_TAGS = (
     *("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation"),
     "PhotometricInterpretation",
 )
 
 
-def _filled(
-    planes: Sequence[Plane], plan: Layout, tones: Sequence[Tone], opened: dict[Path, Header]
+def _fill_voxels(
+    planes: Sequence[Plane], layout: PixelLayout, scales: Sequence[GreyScale], opened: dict[Path, Header]
 ) -> tuple[NDArray[Any], float, float]:
-    """The voxels ``(S, H, W)`` as stored where one rescale holds for all slices, else real values; with their rescale."""
+    """The voxels ``(S, H, W)``, slope and intercept: stored values if all slices have the same rescale, else real values."""
     linear = not any(p.header.item("ModalityLUTSequence", 0) for p in planes)
-    stored = linear and len({(t.slope, t.intercept) for t in tones}) == 1
-    slope, intercept = (tones[0].slope, tones[0].intercept) if stored else (1.0, 0.0)
+    stored = linear and len({(scale.slope, scale.intercept) for scale in scales}) == 1
+    slope, intercept = (scales[0].slope, scales[0].intercept) if stored else (1.0, 0.0)
     voxels: NDArray[Any] | None = None
     pads: list[tuple[int, NDArray[np.bool_]]] = []
-    darkest = np.inf  # of what is not padding, on a scale where less is darker
-    sign = plan.dark * np.sign(slope)
-    for k, (p, t) in enumerate(zip(planes, tones, strict=True)):
+    darkest = np.inf  # of pixels that are not padding; multiplied by sign, less is darker
+    sign = layout.sign * np.sign(slope)
+    for k, (p, scale) in enumerate(zip(planes, scales, strict=True)):
         header = opened.get(p.path) or read_header(p.path, pixels=True)
-        opened = {p.path: header}  # frames of one file follow one another, or all are in one
-        layout(header)
-        raw = decode(header, plan, p.frame)
-        values = raw if stored else modality(header, t, raw).astype(np.float32)
+        opened = {p.path: header}  # keep one header: frames of a file follow one another
+        pixel_layout(header)
+        raw = decode(header, layout, p.frame)
+        values = raw if stored else to_real_values(header, scale, raw).astype(np.float32)
         if voxels is None:
-            voxels = np.empty((len(planes), plan.rows, plan.columns), dtype=values.dtype)
+            voxels = np.empty((len(planes), layout.rows, layout.columns), dtype=values.dtype)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise UserError(f"{p.path}: contains NaN or infinite pixels; replace them before use")
         voxels[k] = values
-        pad = padding(header, plan, raw)
+        pad = padding_mask(header, layout, raw)
         if pad.any():
             pads.append((k, pad))
         if not pad.all():

@@ -1,4 +1,4 @@
-"""The metrics, in numpy alone.
+"""The metrics, with numpy alone; ``table`` has one row for each.
 
-Imports nothing of ours but errors.
+Imports nothing of the package but ``errors``.
 """

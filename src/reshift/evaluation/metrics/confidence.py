@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals and paired comparisons by a bootstrap over subjects, DeLong's test over images."""
+"""How certain a metric is: intervals and paired comparisons by a bootstrap over subjects, DeLong's test over images."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,28 +9,27 @@ import numpy as np
 
 from reshift.errors import UserError
 from reshift.evaluation.metrics.bootstrap import (
-    IMAGE_FIGURES,
-    PIXEL_FIGURES,
     Floats,
     Images,
-    PixelsBySubject,
+    Interval,
+    Weights,
     draw_for_images,
     draw_for_pixels,
-    image_samples,
-    known_figures,
-    known_pixel_figures,
+    has_lesion,
+    image_draws,
     owners,
-    pixel_samples,
+    percentiles,
+    pixel_draws,
 )
 from reshift.evaluation.metrics.image import Labels, Scores, roc_auc
+from reshift.evaluation.metrics.subjects import SubjectPixels
+from reshift.evaluation.metrics.table import Metric, select_metrics
 
-ROUNDING = 1e-12  # smaller than any difference a figure can mean
-
-Interval = tuple[float, float]
+ROUNDING = 1e-12  # smaller than any difference of a metric that means something
 
 
 class Paired(NamedTuple):
-    """The first method's figure minus the second's, on the same images."""
+    """The first method's metric minus the second's, on the same images."""
 
     difference: float
     low: float
@@ -48,42 +47,23 @@ def image_intervals(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Interval | None]:
-    """Percentile intervals of ``image_metrics``; the threshold stays fixed, since it comes from other images.
+    """Percentile intervals of the image metrics; the threshold stays fixed, since it comes from other images.
 
-    None where the figure itself is None, and where it rests on one subject: drawn again and again, it would never vary.
+    None where the metric itself is None, and where it rests on one subject, which would give the same value in every draw.
     """
     images = Images(labels, scores, threshold, owners(labels, subjects))
-    known = known_figures(images)
+    known = known_image_metrics(images)
     samples = image_samples(images, draw_for_images(images, draws, seed)) if known else {}
-    return {name: _percentiles(samples[name], level) if name in known else None for name in IMAGE_FIGURES}
+    return {m.name: percentiles(samples[m.name], level) if m.name in known else None for m in _sampled("image")}
 
 
 def pixel_intervals(
-    pixels: PixelsBySubject, *, draws: int = 1000, seed: int = 0, level: float = 0.95
+    pixels: SubjectPixels, *, draws: int = 1000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Interval | None]:
-    """Percentile intervals of AP, Dice, the largest Dice and AUPRO over all pixels; None as for ``image_intervals``."""
-    known = known_pixel_figures(pixels)
+    """Percentile intervals of the pixel metrics over all pixels; None as for ``image_intervals``."""
+    known = known_pixel_metrics(pixels)
     samples = pixel_samples(pixels, draw_for_pixels([pixels], draws, seed)) if known else {}
-    return {name: _percentiles(samples[name], level) if name in known else None for name in PIXEL_FIGURES}
-
-
-def mean_interval(
-    sums: Sequence[float],
-    counts: Sequence[float],
-    subjects: Sequence[str],
-    *,
-    draws: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> Interval | None:
-    """Interval of Σ sums / Σ counts over items, by bootstrap over their subjects; None with fewer than two subjects."""
-    names, owner = np.unique(np.asarray(subjects), return_inverse=True)
-    total, n = np.bincount(owner, sums, len(names)), np.bincount(owner, counts, len(names))
-    total, n = total[n > 0], n[n > 0]
-    if len(n) < 2:
-        return None
-    weights = np.random.default_rng(seed).multinomial(len(n), np.full(len(n), 1.0 / len(n)), size=draws).astype(np.float64)
-    return _percentiles((weights @ total) / (weights @ n), level)
+    return {m.name: percentiles(samples[m.name], level) if m.name in known else None for m in _sampled("pixel")}
 
 
 def paired_image(
@@ -93,52 +73,50 @@ def paired_image(
     subjects: Sequence[str],
     threshold_a: float | None,
     threshold_b: float | None,
-    figure: str,
+    name: str,
     *,
     draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
 ) -> Paired | None:
-    """Compare one of ``IMAGE_FIGURES`` between two methods on the same draws of subjects; None where either has none."""
-    _refuse_unknown(figure, IMAGE_FIGURES)
+    """Compare an image metric of two methods on the same draws of subjects; None where either method has no value."""
+    _refuse_unknown(name, _sampled("image"))
     owner = owners(labels, subjects)
     both = [Images(labels, a, threshold_a, owner), Images(labels, b, threshold_b, owner)]
-    known = [known_figures(images) for images in both]
-    if any(figure not in found for found in known):
+    known = [known_image_metrics(images) for images in both]
+    if any(name not in found for found in known):
         return None
     weights = draw_for_images(both[0], draws, seed)
-    first, second = (image_samples(images, weights)[figure] for images in both)
-    return _paired(known[0][figure] - known[1][figure], first - second, level)
+    first, second = (image_samples(images, weights)[name] for images in both)
+    return _paired(known[0][name] - known[1][name], first - second, level)
 
 
 def paired_pixels(
-    a: PixelsBySubject, b: PixelsBySubject, figure: str, *, draws: int = 1000, seed: int = 0, level: float = 0.95
+    a: SubjectPixels, b: SubjectPixels, name: str, *, draws: int = 1000, seed: int = 0, level: float = 0.95
 ) -> Paired | None:
-    """Compare one of ``PIXEL_FIGURES`` between two methods on the same draws of subjects; None where either has none."""
-    _refuse_unknown(figure, PIXEL_FIGURES)
+    """Compare a pixel metric of two methods on the same draws of subjects; None where either method has no value."""
+    _refuse_unknown(name, _sampled("pixel"))
     if a.subjects != b.subjects:
         raise UserError("the two results are not of the same subjects in the same order; evaluate both on one test split")
-    known = [known_pixel_figures(pixels) for pixels in (a, b)]
-    if any(figure not in found for found in known):
+    known = [known_pixel_metrics(pixels) for pixels in (a, b)]
+    if any(name not in found for found in known):
         return None
     weights = draw_for_pixels([a, b], draws, seed)
-    first, second = (pixel_samples(pixels, weights)[figure] for pixels in (a, b))
-    return _paired(known[0][figure] - known[1][figure], first - second, level)
+    first, second = (pixel_samples(pixels, weights)[name] for pixels in (a, b))
+    return _paired(known[0][name] - known[1][name], first - second, level)
 
 
 def delong(labels: Labels, a: Scores, b: Scores, *, level: float = 0.95) -> Paired | None:
     """DeLong's test for two AUCs on the same images, by midranks (Sun and Xu 2014), ties counting one half.
 
-    It takes images as independent: where subjects have several, ``paired_image`` is the honest one. None with fewer than
-    two images of a class, or where no image disagrees with the others, so that there is no spread to measure by.
+    It treats images as independent; where subjects have several images, ``paired_image`` is the right test. None with fewer
+    than two images of a class, or where the difference is the same at every image, so that there is no spread.
     """
     auc_a, auc_b = roc_auc(labels, a), roc_auc(labels, b)
     positives, negatives = int(labels.sum()), int((~labels).sum())
     if auc_a is None or auc_b is None or min(positives, negatives) < 2:
         return None
-    apart = _placements(labels, a) - _placements(
-        labels, b
-    )  # in whole halves, hence exact: a constant has a variance of exactly 0
+    apart = _placements(labels, a) - _placements(labels, b)  # in halves, hence exact: a constant has a variance of exactly 0
     variance = apart[labels].var(ddof=1) / positives / negatives**2 + apart[~labels].var(ddof=1) / negatives / positives**2
     difference, error = auc_a - auc_b, math.sqrt(variance)
     if error == 0.0:
@@ -148,33 +126,72 @@ def delong(labels: Labels, a: Scores, b: Scores, *, level: float = 0.95) -> Pair
 
 
 def mean_std(values: Iterable[float | None]) -> tuple[float, float | None] | None:
-    """Mean and sample standard deviation over seeds; a missing figure is left out, and one alone has no deviation."""
+    """Mean and sample standard deviation over seeds; a missing value is left out, and a single value has no deviation."""
     known = np.array([value for value in values if value is not None], dtype=np.float64)
     if not len(known):
         return None
     return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
 
 
-def _percentiles(samples: Floats, level: float) -> Interval:
-    low, high = np.quantile(samples, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
-    return float(low), float(high)
+def known_image_metrics(images: Images) -> dict[str, float]:
+    """Metrics that have a value and rest on more than one subject of each class they need."""
+    several = {
+        name: len(np.unique(images.owner[images.labels == label])) > 1 for name, label in (("normal", False), ("abnormal", True))
+    }
+    enough = [m for m in _sampled("image") if all(several[name] for name in m.classes)]
+    return {m.name: value for m in enough if (value := m.measure(images)) is not None}
+
+
+def image_samples(images: Images, weights: Weights) -> dict[str, Floats]:
+    """Every metric that has a value, in each draw."""
+    known = [m for m in _sampled("image") if m.measure(images) is not None]
+    parts = [{m.name: m.sample(draws) for m in known} for draws in image_draws(images, weights)]
+    return _joined(parts)
+
+
+def known_pixel_metrics(pixels: SubjectPixels) -> dict[str, float]:
+    """As ``known_image_metrics``: the values with every subject drawn once."""
+    if int(has_lesion(pixels).sum()) < 2:
+        return {}
+    once = pixel_samples(pixels, np.ones((1, len(pixels.subjects)), dtype=np.uint16))
+    return {name: float(value[0]) for name, value in once.items()}
+
+
+def pixel_samples(pixels: SubjectPixels, weights: Weights) -> dict[str, Floats]:
+    """Every metric that the counts allow, in each draw."""
+    return _joined([{m.name: m.sample(draws) for m in _sampled("pixel")} for draws in pixel_draws(pixels, weights)])
+
+
+def bootstrap_p_value(samples: Floats) -> float:
+    """Two-sided p-value of sampled differences; the one added keeps p above 0, which no number of draws can show."""
+    samples = _rounded(samples)
+    tail = 1 + min(int((samples <= 0.0).sum()), int((samples >= 0.0).sum()))
+    return min(1.0, 2.0 * tail / (len(samples) + 1))
 
 
 def _paired(difference: float, samples: Floats, level: float) -> Paired:
-    """Interval and p-value of a difference; the one added keeps p above 0, which no number of draws can show."""
-    # Equal figures, summed over other bins, differ in their last digit: all draws could say so, and p would be tiny.
-    samples = np.where(np.abs(samples) < ROUNDING, 0.0, samples)
-    tail = 1 + min(int((samples <= 0.0).sum()), int((samples >= 0.0).sum()))
-    return Paired(
-        difference if abs(difference) >= ROUNDING else 0.0,
-        *_percentiles(samples, level),
-        min(1.0, 2.0 * tail / (len(samples) + 1)),
-    )
+    rounded = difference if abs(difference) >= ROUNDING else 0.0
+    return Paired(rounded, *percentiles(_rounded(samples), level), bootstrap_p_value(samples))
 
 
-def _refuse_unknown(figure: str, figures: tuple[str, ...]) -> None:
-    if figure not in figures:
-        raise UserError(f"there is no figure {figure!r} to compare; choose one of {', '.join(figures)}")
+def _rounded(samples: Floats) -> Floats:
+    """Equal metrics, summed over other bins, differ in their last digit; without this, all draws would seem to differ."""
+    return np.where(np.abs(samples) < ROUNDING, 0.0, samples)
+
+
+def _sampled(level: str) -> list[Metric]:
+    return [metric for metric in select_metrics(level) if metric.samples is not None]
+
+
+def _joined(parts: Sequence[dict[str, Floats | None]]) -> dict[str, Floats]:
+    """Join the chunks; a metric that has no value has none in any chunk."""
+    names = [name for name, value in parts[0].items() if value is not None]
+    return {name: np.concatenate([value for part in parts if (value := part[name]) is not None]) for name in names}
+
+
+def _refuse_unknown(name: str, known: Sequence[Metric]) -> None:
+    if name not in (names := [metric.name for metric in known]):
+        raise UserError(f"there is no metric {name!r} to compare; choose one of {', '.join(names)}")
 
 
 def _midranks(scores: Scores) -> Floats:

@@ -1,7 +1,7 @@
-"""Float32 values as integers: the bins of every pixel histogram, by leading bits, so that no range has to be known before.
+"""Float32 values as integers: the bins of every pixel histogram, by leading bits, so that the range of values need not be known.
 
-A *raw* bin is the float's bits without the last ``drop``: one shift per pixel. Negatives then run backwards and behind the
-rest, which ``ordered`` puts right once, when a histogram is read.
+A *raw* bin is the float's bits without the last ``drop``: one shift per pixel. Negatives then run backwards and after the
+rest; ``ordered`` corrects this once, when a histogram is read.
 """
 
 import numpy as np
@@ -26,13 +26,13 @@ def ordered(raw: NDArray[np.integer], drop: int) -> NDArray[np.uint32]:
 def edges(keys: NDArray[np.uint32], drop: int, *, top: bool) -> NDArray[np.float32]:
     """Return the largest (``top``) or smallest float32 of each bin, given by its key."""
     key = (keys << np.uint32(drop)) | np.uint32((1 << drop) - 1 if top else 0)
-    key = np.clip(key, LOWEST, HIGHEST)  # all that an infinity shares its bin with are NaNs
+    key = np.clip(key, LOWEST, HIGHEST)  # an infinity shares its bin with NaNs only
     found: NDArray[np.float32] = np.where(key & SIGN, key ^ SIGN, ~key).view(np.float32)
     return found
 
 
 def ascending(raw: NDArray[np.integer], drop: int) -> NDArray[np.intp]:
-    """Return the order that puts ascending raw bins in the order of their values: negatives first, turned round."""
+    """Return the order that puts ascending raw bins in the order of their values: negatives first, reversed."""
     positive = int(np.searchsorted(raw, 1 << (31 - drop)))
     return np.concatenate([np.arange(positive, len(raw))[::-1], np.arange(positive)])
 

@@ -1,4 +1,7 @@
-"""Metrics over images, and what pixels share with them, in numpy. What cannot be computed is None, never 0."""
+"""Metrics over images, and the formulas that pixels share with them. What cannot be computed is None, never 0."""
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,34 +42,60 @@ def average_precision(tp: NDArray[np.int64], fp: NDArray[np.int64]) -> float | N
 
 
 def best_f1(tp: NDArray[np.int64], fp: NDArray[np.int64]) -> float | None:
-    """Return the largest F1 (= Dice, over pixels) any threshold reaches: an oracle, since the labels choose it."""
+    """The largest F1 (over pixels: Dice) of any threshold: an oracle, since the labels choose the threshold."""
     if not len(tp) or tp[-1] == 0:
         return None
     return float((2 * tp / (tp + fp + tp[-1])).max())
 
 
-def image_metrics(labels: Labels, scores: Scores, threshold: float | None) -> dict[str, float | None]:
-    """Everything at image level. ``threshold`` comes from normals; an image is called abnormal above it."""
-    tp, fp, _ = curve(labels, scores)
-    both = labels.any() and not labels.all()
-    out: dict[str, float | None] = {
-        "auc": roc_auc(labels, scores),
-        "ap": average_precision(tp, fp) if both else None,
-        "f1": None,
-        "threshold": threshold,
-        "fpr": None,
-        "tpr": None,
-        "f1_max": best_f1(tp, fp) if both else None,
-    }
-    if threshold is not None:
-        called = scores > threshold
-        out["fpr"] = float(called[~labels].mean()) if not labels.all() else None
-        out["tpr"] = float(called[labels].mean()) if labels.any() else None
-        out["f1"] = float(2 * (called & labels).sum() / (called.sum() + labels.sum())) if both else None
-    return out
+@dataclass(frozen=True)
+class ImageScores:
+    """The scores of the test images. ``threshold`` comes from normals; an image is called abnormal above it."""
+
+    labels: Labels
+    scores: Scores
+    threshold: float | None
+
+    @cached_property
+    def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """True and false positives of ``curve``; empty unless there are images of both classes."""
+        tp, fp, _ = curve(self.labels, self.scores)
+        return (tp, fp) if self.labels.any() and not self.labels.all() else (tp[:0], fp[:0])
+
+    def auc(self) -> float | None:
+        """Area under the ROC curve."""
+        return roc_auc(self.labels, self.scores)
+
+    def ap(self) -> float | None:
+        """Average precision."""
+        return average_precision(*self.counts)
+
+    def f1(self) -> float | None:
+        """F1 at the threshold."""
+        if self.threshold is None or not len(self.counts[0]):
+            return None
+        called = self.scores > self.threshold
+        return float(2 * (called & self.labels).sum() / (called.sum() + self.labels.sum()))
+
+    def fpr(self) -> float | None:
+        """Share of the normal images above the threshold."""
+        return self._rate(~self.labels)
+
+    def tpr(self) -> float | None:
+        """Share of the abnormal images above the threshold."""
+        return self._rate(self.labels)
+
+    def f1_max(self) -> float | None:
+        """The largest F1 of any threshold."""
+        return best_f1(*self.counts)
+
+    def _rate(self, chosen: Labels) -> float | None:
+        if self.threshold is None or not chosen.any():
+            return None
+        return float((self.scores > self.threshold)[chosen].mean())
 
 
 def refuse_nan(values: NDArray[np.floating], what: str) -> None:
-    """NaN has no rank: counted somewhere, it would spoil every figure in silence."""
+    """Refuse NaN: it has no rank, and would spoil every metric without a sign."""
     if np.isnan(values).any():
         raise UserError(f"{what} NaN, which cannot be ranked; if they come from a model, it has diverged: train it again")

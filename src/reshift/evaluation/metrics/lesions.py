@@ -1,4 +1,4 @@
-"""Lesions one by one: connected components of a mask, how many were found, and AUPRO, where each lesion weighs the same."""
+"""Single lesions: connected components of a mask, how many were found, and AUPRO, where each lesion has the same weight."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from reshift.evaluation.metrics.floatbits import ascending, bits
 
 SIZES = (1, 10, 50, 200, 800)  # pixels from which a size class begins; the last has no end
-ONE_IN = 10  # of a lesion's pixels must be called: a stray pixel finds no large lesion, one of nine does a small one
+ONE_IN = 10  # of a lesion's pixels must be called: a stray pixel does not find a large lesion
 PRO_DROP = 9  # of 32 bits: a bin of the weighted histogram is a relative 2^-14 wide
-FPR_LIMIT = 0.3  # AUPRO's customary limit: beyond it, most of an image would be called
+FPR_LIMIT = 0.3  # the usual limit of AUPRO: beyond it, most of an image would be called
 
 
 def components(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
@@ -37,7 +37,7 @@ def components(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
 
 
 def _roots(n: int, left: NDArray[np.intp], right: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the smallest node of each node's component: hook roots onto smaller ones, then shorten all paths, until at rest."""
+    """Return the smallest node of each node's component: join roots and shorten all paths until nothing changes."""
     parent = np.arange(n)
     while True:
         a, b = parent[left], parent[right]
@@ -52,7 +52,7 @@ def _roots(n: int, left: NDArray[np.intp], right: NDArray[np.intp]) -> NDArray[n
 
 @dataclass
 class LesionTally:
-    """Counts lesions while images stream by; a lesion is found if one in ``ONE_IN`` of its pixels exceeds the threshold."""
+    """Counts lesions image by image; a lesion is found if one in ``ONE_IN`` of its pixels exceeds the threshold."""
 
     threshold: float | None
     n: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SIZES), np.int64))
@@ -72,7 +72,7 @@ class LesionTally:
             hits = np.bincount(which[values > self.threshold], minlength=n)
             self.detected += np.bincount(of[ONE_IN * hits >= size], minlength=len(SIZES))
         if self.weights is None:
-            self.weights = np.zeros(1 << (32 - PRO_DROP))  # 64 MiB of addresses; memory is taken where values fall
+            self.weights = np.zeros(1 << (32 - PRO_DROP))  # 64 MiB of addresses; only bins that are used take memory
         share: NDArray[np.float64] = 1.0 / size[which]
         np.add.at(self.weights, (bits(values) >> np.uint32(PRO_DROP)).astype(np.intp), share)
         return share
@@ -103,7 +103,7 @@ class LesionTally:
 
 
 def pro_area(fpr: NDArray[np.float64], overlap: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Trapezoids under curves ``(D, V)`` of the overlap over a rising false-positive rate, up to ``FPR_LIMIT`` and over it."""
+    """Area under curves ``(D, V)`` of the overlap over a rising false-positive rate up to ``FPR_LIMIT``, as a share of it."""
     step, rise = np.diff(fpr, axis=1, prepend=0.0), np.diff(overlap, axis=1, prepend=0.0)
     inside = np.clip(FPR_LIMIT - (fpr - step), 0.0, step)  # how much of each step lies below the limit
     part = np.divide(inside, step, out=np.zeros_like(step), where=step > 0.0)

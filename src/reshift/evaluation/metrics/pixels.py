@@ -1,4 +1,4 @@
-"""Pixel metrics: streaming, mergeable, in bounded memory and in any order. What cannot be computed is None, never 0."""
+"""Pixel metrics, counted image by image in bounded memory and in any order. What cannot be computed is None, never 0."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,14 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.evaluation.metrics import floatbits
+from reshift.evaluation.metrics.bootstrap import Interval, mean_interval
 from reshift.evaluation.metrics.image import best_f1, refuse_nan
 from reshift.evaluation.metrics.lesions import PRO_DROP, LesionTally
 from reshift.evaluation.metrics.subjects import COARSE_DROP, SubjectPixels, SubjectTally
 
 FINE, FAST = 6, 9  # bits dropped of 32: bins a relative 2^-17 wide for thresholds, 2^-14 for AP, which needs no more
-BLOCK = 1 << 16  # pixels counted at once: temporaries that stay in the processor's cache
+BLOCK = 1 << 16  # pixels counted at once: so that temporary arrays stay in the processor's cache
 MIXED = 0xFFFF  # state of a bin that holds several distinct values; 0 is empty, 1 + the dropped bits a single value
-FULL = 2**32 - 1
+MAX_COUNT = 2**32 - 1
 
 __all__ = ["PixelHistogram", "PixelMetrics", "SubjectPixels"]
 
@@ -23,14 +24,13 @@ __all__ = ["PixelHistogram", "PixelMetrics", "SubjectPixels"]
 class PixelHistogram:
     """Counts of pixel scores by float bits: bounded memory, mergeable, the same in any order.
 
-    A bin that holds a single value is a tie; one of several is taken as evenly mixed. AP is then that of a sort over all
-    pixels, exactly for quantised maps and within 1e-6 for residuals. Maps that spread over a few per cent of their value
-    fill fewer bins, and a tie may share its bin with other values: there the error is of the order of 1 / (number of lesion
-    pixels). Memory is bounded by the number of bins.
+    A bin with a single value is a tie; a bin with several values is treated as evenly mixed. AP then equals that of a sort over
+    all pixels, exactly for quantised maps and within 1e-6 for residuals. Maps whose values differ by a few per cent only fill
+    fewer bins, and a tie may share its bin with other values: there the error is of the order of 1 / (number of lesion pixels).
     """
 
     drop: int = FINE
-    # One entry per bin: addresses only, the system gives memory where values fall.
+    # One entry per bin; only bins that are used take memory.
     total: NDArray[np.uint32] = field(init=False, repr=False)  # lesion pixels included
     abnormal: NDArray[np.uint32] = field(init=False, repr=False)
     state: NDArray[np.uint16] = field(init=False, repr=False)
@@ -47,40 +47,40 @@ class PixelHistogram:
         flat, lesion = heatmap.reshape(-1), None if mask is None else mask.reshape(-1)
         if len(flat) and np.isnan(flat.max()):  # the maximum is NaN if any value is, and needs no second array
             refuse_nan(flat, "a heat-map contains")
-        self._make_room(flat)
+        self._refuse_overflow(flat)
         for start in range(0, len(flat), BLOCK):
             bits = floatbits.bits(flat[start : start + BLOCK])
             at = (bits >> np.uint32(self.drop)).astype(np.intp)
             np.add.at(self.total, at, np.uint32(1))
             if lesion is not None and (chosen := lesion[start : start + BLOCK]).any():
                 np.add.at(self.abnormal, at[chosen], np.uint32(1))
-            self._note(at, bits)
+            self._track_ties(at, bits)
 
-    def _make_room(self, flat: NDArray[np.floating]) -> None:
-        """Refuse a map that could carry a counter over its end; only looked at once there are enough pixels for that."""
+    def _refuse_overflow(self, flat: NDArray[np.floating]) -> None:
+        """Refuse a map that could overflow a counter; checked only once there are enough pixels for that."""
         self.pixels += len(flat)
-        if self.pixels > FULL:
+        if self.pixels > MAX_COUNT:
             at = (floatbits.bits(flat) >> np.uint32(self.drop)).astype(np.intp)
-            if int(self.total[at].max()) > FULL - len(flat):
+            if int(self.total[at].max()) > MAX_COUNT - len(flat):
                 self.pixels -= len(flat)
                 raise OverflowError("more than 4,294,967,295 pixels share one value; count the images in several histograms")
 
-    def _note(self, at: NDArray[np.intp], bits: NDArray[np.uint32]) -> None:
-        """Keep track of which bins hold a single value. Most are known to be mixed after a few maps, and left alone."""
+    def _track_ties(self, at: NDArray[np.intp], bits: NDArray[np.uint32]) -> None:
+        """Keep track of which bins hold a single value. After a few maps most are known to be mixed and are skipped."""
         new = np.flatnonzero(self.state.take(at, mode="clip") != MIXED)
         if not len(new):
             return
         at, code = at[new], ((bits[new] & np.uint32((1 << self.drop) - 1)) + np.uint32(1)).astype(np.uint16)
         empty = self.state[at] == 0
-        self.state[at[empty]] = code[empty]  # of several values in one bin the last stays …
-        self.state[at[self.state[at] != code]] = MIXED  # … and the others find that it is not theirs
+        self.state[at[empty]] = code[empty]  # of several values in one bin the last one is stored …
+        self.state[at[self.state[at] != code]] = MIXED  # … and the bin is mixed if another value differs from it
 
     def merge(self, other: "PixelHistogram") -> None:
         """Add another process's counts."""
         if other.drop != self.drop:
             raise ValueError(f"histograms of {32 - self.drop} and {32 - other.drop} bits cannot be merged")
         raw = other.filled()
-        if len(raw) and int((self.total[raw].astype(np.int64) + other.total[raw]).max()) > FULL:
+        if len(raw) and int((self.total[raw].astype(np.int64) + other.total[raw]).max()) > MAX_COUNT:
             raise OverflowError("more than 4,294,967,295 pixels share one value; keep the histograms apart")
         mine, theirs = self.state[raw], other.state[raw]
         self.state[raw] = np.where(mine == 0, theirs, np.where(mine == theirs, mine, MIXED))
@@ -90,7 +90,7 @@ class PixelHistogram:
 
     def curve(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """As ``metrics.curve``, at the bins' resolution."""
-        raw, normal, abnormal = self._both()
+        raw, normal, abnormal = self._counts_by_value()
         raw = raw[::-1]
         return abnormal[::-1].cumsum(), normal[::-1].cumsum(), self._values(raw, top=False)
 
@@ -100,7 +100,7 @@ class PixelHistogram:
         In a bin of p lesion pixels and n others in random order, n / (p + 1) others lie before each lesion pixel on
         average; the sum over the p precisions is then an integral by the midpoint rule, which has a closed form.
         """
-        raw, normal, abnormal = self._both()
+        raw, normal, abnormal = self._counts_by_value()
         some = np.flatnonzero(abnormal[::-1])
         if not len(some) or not normal.any():
             return None
@@ -115,10 +115,10 @@ class PixelHistogram:
     def quantile(self, q: float) -> float | None:
         """Return the value that a share ``q`` of all counted pixels does not exceed, to a relative 2^-17 (if ``FINE``).
 
-        It is the upper edge of its bin, so that of pixels tied at the quantile none lies above the threshold made of it;
-        exact, if all pixels in the bin are equal.
+        It is the upper edge of its bin, so that pixels tied at the quantile do not lie above a threshold set to it;
+        exact if all pixels in the bin are equal.
         """
-        raw, normal, abnormal = self._both()
+        raw, normal, abnormal = self._counts_by_value()
         if not len(raw):
             return None
         below = (normal + abnormal).cumsum()
@@ -126,8 +126,8 @@ class PixelHistogram:
         return float(value) if abs(value) >= np.finfo(np.float32).tiny else 0.0  # zero's bin ends just above zero
 
     def counts(self) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-        """Lower edges of the filled bins of a coarse grid, ascending, with their normal and abnormal pixels: to be saved."""
-        raw, normal, abnormal = self._both()
+        """Lower edges of the filled bins of a coarse grid, ascending, with their normal and abnormal pixels."""
+        raw, normal, abnormal = self._counts_by_value()
         keys, normal, abnormal = floatbits.grouped(
             floatbits.ordered(raw, self.drop) >> (COARSE_DROP - self.drop), normal, abnormal
         )
@@ -140,13 +140,13 @@ class PixelHistogram:
         return at, normal
 
     def filled(self) -> NDArray[np.intp]:
-        """Raw bins that hold pixels. Octaves are skipped as a whole: most of the table is empty."""
+        """Raw bins that hold pixels. Empty octaves are skipped, since most of the table is empty."""
         octaves = self.state.reshape(512, -1)  # by sign and exponent
         some = np.flatnonzero(octaves.view(np.uint64).max(axis=1))
         parts = [octave * octaves.shape[1] + np.flatnonzero(octaves[octave]) for octave in some]
         return np.concatenate([np.zeros(0, np.intp), *parts])
 
-    def _both(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
+    def _counts_by_value(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
         """All filled raw bins, in the order of their values, with their normal and abnormal counts."""
         raw = self.filled()
         raw = raw[floatbits.ascending(raw, self.drop)]
@@ -163,7 +163,7 @@ class PixelHistogram:
 
 @dataclass
 class PixelMetrics:
-    """Streaming pixel metrics: add every test image once, then read ``result``, ``lesions`` and ``by_subject``."""
+    """Counts over all pixels of a test set: add every image once, then read the metrics, ``lesions`` and ``by_subject``."""
 
     threshold: float | None
     histogram: PixelHistogram = field(default_factory=lambda: PixelHistogram(FAST))
@@ -187,7 +187,7 @@ class PixelMetrics:
         ignore: NDArray[np.bool_] | None = None,
         subject: str = "",
     ) -> None:
-        """Count one image; ``mask`` None means that it is normal. Pixels in ``ignore`` take part in no figure."""
+        """Count one image; ``mask`` None means that it is normal. Pixels in ``ignore`` count for no metric."""
         for name, other in (("mask", mask), ("ignore mask", ignore)):
             if other is not None and other.shape != heatmap.shape:
                 raise ValueError(f"a {name} of shape {other.shape} does not belong to a heat-map of shape {heatmap.shape}")
@@ -212,23 +212,44 @@ class PixelMetrics:
         self.overlap, self.called = self.overlap + overlap, self.called + n_called
         self.pixels, self.lesion = self.pixels + lesion.size, self.lesion + n_lesion
 
-    def result(self) -> dict[str, float | None]:
-        """AP and Dice pooled over all pixels, Dice also as the mean over abnormal images, and AUPRO up to FPR 0.3."""
-        tp, fp, _ = self.histogram.curve()
+    def ap(self) -> float | None:
+        """Average precision over all pixels."""
+        return self.histogram.average_precision()
+
+    def dice(self) -> float | None:
+        """Dice at the threshold, over all pixels."""
         known = self.threshold is not None and self.lesion > 0
-        return {
-            "ap": self.histogram.average_precision(),
-            "dice": 2.0 * self.overlap / (self.called + self.lesion) if known else None,
-            "threshold": self.threshold,
-            "dice_max": best_f1(tp, fp) if 0 < self.lesion < self.pixels else None,
-            "dice_per_image": float(np.mean(self.dice_per_image)) if self.dice_per_image else None,
-            "aupro": self.tally.aupro(*self.histogram.normal_by(PRO_DROP)),
-        }
+        return 2.0 * self.overlap / (self.called + self.lesion) if known else None
+
+    def dice_max(self) -> float | None:
+        """The largest Dice of any threshold."""
+        tp, fp, _ = self.histogram.curve()
+        return best_f1(tp, fp) if 0 < self.lesion < self.pixels else None
+
+    def mean_dice(self) -> float | None:
+        """Mean of the images' own Dice at the threshold, over images with a lesion."""
+        return float(np.mean(self.dice_per_image)) if self.dice_per_image else None
+
+    def mean_dice_interval(self) -> Interval | None:
+        """Interval of ``mean_dice``, by bootstrap over subjects."""
+        subjects = [subject for subject, _, _ in self.lesion_images]
+        return mean_interval(self.dice_per_image, [1.0] * len(subjects), subjects) if self.dice_per_image else None
+
+    def lesion_rate_interval(self) -> Interval | None:
+        """Interval of the share of lesions found, by bootstrap over subjects."""
+        if not self.lesion_images or self.threshold is None:
+            return None
+        subjects, lesions, found = zip(*self.lesion_images, strict=True)
+        return mean_interval(found, lesions, subjects)
+
+    def aupro(self) -> float | None:
+        """Area under the mean overlap with each lesion, up to a false-positive rate of 0.3."""
+        return self.tally.aupro(*self.histogram.normal_by(PRO_DROP))
 
     def lesions(self) -> dict[str, Any] | None:
         """Lesions (8-connected regions of the masks) found at the threshold, in all and by size; None without either.
 
-        One counts as found if at least 10 % of its pixels exceed the threshold.
+        A lesion counts as found if at least 10 % of its pixels exceed the threshold.
         """
         return self.tally.summary()
 

@@ -1,4 +1,4 @@
-"""Pixel counts of each subject on a coarse grid: what a bootstrap over subjects draws from."""
+"""Pixel counts of each subject on a coarse grid, for the bootstrap over subjects."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from reshift.evaluation.metrics.floatbits import bits, edges, ordered
 
 COARSE_DROP = 16  # of 32 bits: a bin is a relative 2^-7 wide
 BINS = 1 << (32 - COARSE_DROP)
-MOST = 4096  # filled bins in the union over subjects; above, neighbours are joined
+MAX_BINS = 4096  # filled bins over all subjects; with more, neighbours are joined
 
 Sparse = tuple[NDArray[np.uint16], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.float64]]  # raw bins, and the counts
 
@@ -25,14 +25,14 @@ class SubjectPixels:
     overlap: NDArray[np.float64]  # (S,) pixels called and lesion; this and the next are 0 without a threshold
     called: NDArray[np.float64]  # (S,)
     lesion: NDArray[np.float64]  # (S,)
-    share: NDArray[np.float64] | None = None  # (S, V) lesion pixels, each lesion's weighing one together; None in older results
+    share: NDArray[np.float64] | None = None  # (S, V) lesion pixels, with a total weight of one per lesion; None in older results
 
 
 @dataclass
 class SubjectTally:
-    """Dense counts of the subject at hand, sparse ones of all before: slices of a subject come in a row, as a rule."""
+    """Dense counts of the current subject, sparse ones of all before: slices of a subject usually come in a row."""
 
-    at_hand: str | None = None
+    current: str | None = None
     dense: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, BINS), np.int64))
     share: NDArray[np.float64] = field(default_factory=lambda: np.zeros(BINS))
     done: dict[str, list[Sparse]] = field(default_factory=dict)  # in the order of their first image
@@ -47,9 +47,9 @@ class SubjectTally:
         share: NDArray[np.float64],
     ) -> None:
         """Count one image's pixels, given flat; ``share`` is that of each lesion pixel in its lesion."""
-        if subject != self.at_hand:
-            self.settle()
-            self.at_hand = subject
+        if subject != self.current:
+            self.flush()
+            self.current = subject
             self.done.setdefault(subject, [])
             self.calls.setdefault(subject, np.zeros(3, np.int64))
         self.calls[subject] += calls
@@ -63,8 +63,8 @@ class SubjectTally:
 
     def merge(self, other: "SubjectTally") -> None:
         """Add another process's counts; a subject may have images in both."""
-        self.settle()
-        other.settle()
+        self.flush()
+        other.flush()
         for subject, parts in other.done.items():
             self.done.setdefault(subject, []).extend(parts)
             self.calls.setdefault(subject, np.zeros(3, np.int64))
@@ -72,7 +72,7 @@ class SubjectTally:
 
     def result(self) -> SubjectPixels | None:
         """Return everything counted; None if no image had a subject's name."""
-        self.settle()
+        self.flush()
         if not any(self.done):
             return None
         filled = np.zeros(BINS, dtype=bool)
@@ -80,7 +80,7 @@ class SubjectTally:
             for raw, *_ in parts:
                 filled[raw] = True
         keys, drop = np.unique(ordered(np.flatnonzero(filled), COARSE_DROP)), COARSE_DROP
-        while len(keys) > MOST:
+        while len(keys) > MAX_BINS:
             keys, drop = np.unique(keys >> np.uint32(1)), drop + 1
         counts = np.zeros((3, len(self.done), len(keys)))  # normal, abnormal, share
         for row, parts in enumerate(self.done.values()):
@@ -93,13 +93,13 @@ class SubjectTally:
         values = edges(keys, drop, top=False)
         return SubjectPixels(tuple(self.done), values, counts[0], counts[1], overlap, called, lesion, counts[2])
 
-    def settle(self) -> None:
-        """Turn the dense counts of the subject at hand into sparse ones."""
-        if self.at_hand is None:
+    def flush(self) -> None:
+        """Turn the dense counts of the current subject into sparse ones."""
+        if self.current is None:
             return
         raw = np.flatnonzero(self.dense[0] | self.dense[1])
         if len(raw):
             normal, abnormal = self.dense[:, raw].astype(np.uint32)
-            self.done[self.at_hand].append((raw.astype(np.uint16), normal, abnormal, self.share[raw]))
+            self.done[self.current].append((raw.astype(np.uint16), normal, abnormal, self.share[raw]))
         self.dense[:, raw], self.share[raw] = 0, 0.0
-        self.at_hand = None
+        self.current = None

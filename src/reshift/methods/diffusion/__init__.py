@@ -1,4 +1,1 @@
-"""The diffusion baselines.
-
-Import core, nets, ops and the protocol.
-"""
+"""The diffusion baselines, with the samplers and the simplex noise that they share."""

@@ -1,40 +1,41 @@
-"""cDDPM: a diffusion model that is told, by a code of the clean image, what the healthy image should look like.
+"""cDDPM: a diffusion model conditioned on a code of the clean image, which tells it how the healthy image should look.
 
-Behrendt et al., "Guided reconstruction with conditioned diffusion models for unsupervised anomaly detection in brain MRIs"
-(2024), and its code. A ResNet-50 is pre-trained on masked images as in SparK (Tian et al. 2023), then trained together with a
-U-Net that restores x_0 from x_t, t and the code (L1, simplex noise, cosine schedule). The encoder sees the clean image, in
-training and after. An image is noised and restored in one step from t = 250, 500 and 750; the heat-map is |x - x̂| to the mean
-x̂ of the three restorations.
+Behrendt et al., "Guided reconstruction with conditioned diffusion models for unsupervised anomaly detection in brain
+MRIs" (2024), and its code. A ResNet-50 is pre-trained on masked images as in SparK (Tian et al. 2023), then trained
+together with a U-Net that restores x_0 from x_t, t and the code (L1, simplex noise, cosine schedule). The encoder
+always sees the clean image. An image is noised and restored in one step from t = 250, 500 and 750; the heat-map is |x -
+x̂|, x̂ the mean of the three restorations.
 
-As the authors have it: the targets of masked patches are plain pixels, not SparK's patch-normalised ones; the code is four
-times the U-Net's base width (their settings file says 128, their program makes it 512). The encoder works on [0, 1], so that a
-hidden pixel is a black one. Its norms are BatchNorm over visible positions, SparK's own choice.
+Faithful: the targets of masked patches are plain pixels, not SparK's patch-normalised ones; the code is four times the
+U-Net's base width (their settings file says 128, their code makes it 512). The encoder works on [0, 1], so that a
+hidden pixel is black. Its norms are BatchNorm over visible positions, SparK's own choice.
 
-Different, and why: a simplex field for every image (theirs is one per batch), which is a random plane of 3-D noise (2-D noise
-shows directions); the noise at inference is fixed; no weight decay (theirs is 0.05 in the first stage, but a run has one value
-for all); no random gamma, bias field, blur and ghosting of training images, which would change what the other methods are
-compared on; the last weights, not those of the best validation loss. Their epoch takes one slice of each of 387 volumes, which
-makes 12 updates; 1200 epochs of some 400 images are as many, 15 000 for each stage. Inputs are 128 pixels wide, theirs 96.
+Different, and why: one simplex field per image (theirs is one per batch), a random plane of 3-D noise (2-D noise shows
+preferred directions); the noise at inference is fixed; no weight decay (theirs is 0.05 in the first stage, but a run
+has one value for all stages); no random gamma, bias field, blur and ghosting of training images, which no other method
+here uses; the last weights, not those of the best validation loss. Their epoch takes one slice of each of 387 volumes,
+12 updates; 1200 epochs of about 400 images give as many, 15 000 per stage. Inputs are 128 pixels wide, theirs 96.
 
-Image score: the mean of the heat-map. ``postprocess = "authors"``: times the foreground eroded H // 25 times, then a 5×5
-median (theirs is 5×5×5, but we have no volumes), and the score is the mean inside the foreground. Their erosion takes a cross
-as its neighbourhood, ours a square. They also search a threshold on labelled images, and remove small components; we do not.
+Image score: the mean of the heat-map. ``postprocess = "authors"``: times the foreground eroded H // 25 times, then a
+5×5 median (theirs is 5×5×5 on volumes), and the score is the mean inside the foreground. Their erosion uses a cross as
+its neighbourhood, ours a square. They also search a threshold on labelled images and remove small components; we do
+not.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from reshift.config import Frozen
 from reshift.core.anomaly import residual_map
-from reshift.core.schedule import at, cosine_alpha_bar
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
+from reshift.core.schedule import at
+from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step, map_parts
+from reshift.methods.diffusion.sampling import cosine_alpha_bar, noised
+from reshift.methods.diffusion.simplex import fractal_noise, permutations
 from reshift.methods.ops.filters import erode, foreground, median_filter
-from reshift.methods.ops.sampling import noised
-from reshift.methods.ops.simplex import fractal_noise, permutations
 from reshift.nets.conditioned_unet import ConditionedUNet
 from reshift.nets.resnet import MaskedDecoder, ResNet, Visible, choose_visible, total_stride
 
@@ -74,11 +75,11 @@ class CDDPMSettings(Frozen):
         return self
 
 
-class CDDPM(nn.Module):
+class CDDPM(Detector):
     """Image encoder, its pre-training decoder, conditioned denoiser."""
 
-    Settings: ClassVar[type[Frozen]] = CDDPMSettings
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Settings = CDDPMSettings
+    profiles: ClassVar[Profiles] = {
         "paper": {"train": {"batch": 32, "lr": 1e-4, "weight_decay": 0.0, "clip": 0.0}},
         "quick": {
             "train": {"batch": 16, "lr": 1e-3, "weight_decay": 0.0},
@@ -124,7 +125,7 @@ class CDDPM(nn.Module):
         )
 
     def masked_loss(self, x: Tensor, step: Step) -> dict[str, Tensor]:
-        """Hide patches of the encoder's stride and have the decoder restore them from the rest."""
+        """Hide patches of the encoder's stride; the decoder restores them from the rest."""
         visible = choose_visible(step.uniform(len(x), self.grid**2), self.grid, self.settings.mask_ratio)
         image = _unit(x)
         restored = self.decoder(self.encoder.features(image, visible), visible).to(x.dtype)
@@ -143,7 +144,7 @@ class CDDPM(nn.Module):
         return fractal_noise(permutations(u[:, :256]), self.size, self.size, plane, s.octaves, s.persistence, s.wavelength)
 
     def restore(self, x: Tensor, t: Tensor, eps: Tensor, code: Tensor) -> Tensor:
-        """Noise ``x`` to t, and estimate it again in one step."""
+        """Noise ``x`` to t, and estimate it in one step."""
         x_t = noised(x, eps, at(self.alpha_bar, t))  # ε is the same for all channels
         x_hat: Tensor = self.denoiser(x_t, t, code).to(x.dtype)
         return x_hat
@@ -158,28 +159,24 @@ class CDDPM(nn.Module):
         return total / len(self.settings.t_star)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
-        """x̂; shaped like ``x``."""
-        return torch.cat([self.reconstruct(images) for images in invariant_parts(x)])
+        """x̂, shaped like ``x``."""
+        return map_parts(self.reconstruct, x)
 
     def features(self, x: Tensor) -> Tensor:
         """The encoder's code of each image, ``(B, 4·base)``."""
         code: Tensor = self.encoder(_unit(x))
         return code
 
-    def predict(self, x: Tensor) -> Prediction:
-        """Score ``x (B, C, H, W)``."""
-
-        def one(images: Tensor) -> Prediction:
-            heatmap = residual_map(images, self.reconstruct(images))
-            if self.settings.postprocess == "none":
-                return Prediction(heatmap.flatten(1).mean(1), heatmap)
-            return authors_map(images, heatmap)
-
-        return batch_invariant(one, x)
+    def forward(self, x: Tensor) -> Prediction:
+        """|x - x̂|, and its mean unless post-processed."""
+        heatmap = residual_map(x, self.reconstruct(x))
+        if self.settings.postprocess == "none":
+            return Prediction(heatmap.flatten(1).mean(1), heatmap)
+        return authors_map(x, heatmap)
 
 
 def authors_map(x: Tensor, residual: Tensor) -> Prediction:
-    """Keep the residual well inside the foreground, take its median over 5×5, and score by the mean over the foreground."""
+    """The residual in the eroded foreground, median-filtered by 5×5; the score is its mean over the foreground."""
     inside = foreground(x).to(residual.dtype)  # (B, 1, H, W)
     eroded = erode(inside, 2 * (x.shape[-2] // 25) + 1)
     heatmap = median_filter(residual[:, None] * eroded, 5)
@@ -188,7 +185,7 @@ def authors_map(x: Tensor, residual: Tensor) -> Prediction:
 
 
 def hidden_error(x: Tensor, restored: Tensor, visible: Visible) -> Tensor:
-    """Average the squared error over hidden patches alone."""
+    """Average the squared error over the hidden patches."""
     hidden = 1.0 - visible.mask(x.shape[-1])
     return ((restored - x).square() * hidden).sum() / (hidden.sum() * x.shape[1])
 

@@ -1,14 +1,14 @@
-"""DDPM (Ho et al. 2020) as the plain diffusion baseline of this field: noise to t* = 250, denoise, compare.
+"""DDPM (Ho et al. 2020) as the plain diffusion baseline: noise to t* = 250, denoise, compare.
 
-Faithful: U-Net, schedule, ε-target, ancestral sampling at every step with the smaller variance and x̂_0 clipped, Adam 1e-4,
-batch 16, affine augmentation (settings of the GenAI_UAD benchmark). Different: no selection of the best epoch by validation
-loss. Map: |x − x̂|. Score: its mean. No post-processing.
+Faithful: U-Net, schedule, ε-target, ancestral sampling at every step with the smaller variance and x̂_0 clipped, Adam
+1e-4, batch 16, affine augmentation (settings of the GenAI_UAD benchmark). Different: no selection of the best epoch by
+validation loss. Heat-map: |x − x̂|. Score: its mean. No post-processing.
 """
 
 from torch import Tensor
 
 from reshift.methods.diffusion.pixel_diffusion import Draw, PixelDiffusion, Restoration
-from reshift.methods.ops.sampling import noised
+from reshift.methods.diffusion.sampling import noised
 
 
 class DDPM(PixelDiffusion):

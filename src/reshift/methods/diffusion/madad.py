@@ -1,44 +1,47 @@
-"""MAD-AD: latents noised in unknown places, restored only where the network itself believes that they were noised.
+"""MAD-AD: a denoiser finds the latent cells that look noised, and restores only those.
 
-Paper: Beizaee et al., "MAD-AD: Masked Diffusion for Unsupervised Brain Anomaly Detection", 2025; code: farzad-bz/MAD-AD.
+Paper: Beizaee et al., "MAD-AD: Masked Diffusion for Unsupervised Brain Anomaly Detection", 2025; code:
+farzad-bz/MAD-AD.
 
-Faithful: mask blocks of sides 1, 2, 4, 8 (0.2, 0.3, 0.3, 0.2), independent per axis, up to 0.4 of the blocks noised, cells
-outside the foreground never; T = 10, squared-cosine schedule, x0-prediction; squared error over all cells + 0.001 × squared
-error of the mask (the paper prints cross-entropy, the authors train with this); no noise on the latent at test time, 10 DDIM
-steps with η = 0.5, cells replaced only where K̂ < 0.5; map = |dec(z_corrected) - dec(z)|, mean over channels, which cancels
-the autoencoder's own error.
+Faithful: mask blocks of sides 1, 2, 4, 8 (0.2, 0.3, 0.3, 0.2), independent per axis, up to 0.4 of the blocks noised,
+cells outside the foreground never; T = 10, squared-cosine schedule, x0-prediction; squared error over all cells + 0.001
+× squared error of the mask (the paper prints cross-entropy, the authors train with this); no noise on the latent at
+test time, 10 DDIM steps with η = 0.5, cells replaced only where K̂ < 0.5; heat-map |dec(z_corrected) - dec(z)|, mean
+over channels, which cancels the autoencoder's own error.
 
 Different:
-- Their frozen medical KL-f8 autoencoder is a download. Ours is trained first, on the same normals, with L1 + 1e-6 KL, without
-  perceptual and adversarial terms, at half the width, at ``autoencoder_rate`` times the learning rate. Latents are scaled to
-  unit variance, measured once, in the place of the constant 0.18215.
-- No dropout (theirs: 0.4). Widths of their U-Net S with its 4 heads: their L, [256, 512, 1024] with 8 heads, has four times
-  the weights for a quarter of the cells, 16×16 at 128 pixels.
-- Foreground: pixels above the black background stand in for a brain mask, judged per latent cell: 8 of 128 pixels, the same
-  share of the image as their 16 of 256.
-- Block sides are drawn per image, theirs per batch, and reach half the grid at most, which matters below 128 pixels only:
-  one block must not be the whole image. DDIM noise is drawn once, the same for all images.
-- The cosine ends at the last epoch; theirs is cut off at 1/1.2 of its way. No augmentation, which their code has off too.
+- Their frozen medical KL-f8 autoencoder is a download. Ours is trained first, on the same normals, with L1 + 1e-6 KL,
+  without perceptual and adversarial terms, at half the width, at ``autoencoder_rate`` times the learning rate. Latents
+  are scaled to unit variance, measured once, instead of by the constant 0.18215.
+- No dropout (theirs: 0.4). Widths of their U-Net S with its 4 heads: their L, [256, 512, 1024] with 8 heads, has four
+  times the weights for a quarter of the cells, 16×16 at 128 pixels.
+- Foreground: pixels above the black background replace a brain mask, counted per latent cell: 8 of 128 pixels wide, the
+  same share of the image as their 16 of 256.
+- Block sides are drawn per image, theirs per batch, and are at most half the grid, so that one block is never the whole
+  image; this matters below 128 pixels only. DDIM noise is drawn once, the same for all images.
+- The cosine schedule ends at the last epoch; theirs stops at 1/1.2 of its length. No augmentation; it is off in their
+  code, too.
 
-Image score: the mean of the map; the authors have none. ``postprocess = "authors"``: clip the map at 0.25 (of the range
-[-1, 1]), times 4, and blur with a Gaussian of σ = 5 pixels at 256, 2.5 at 128; the score is then the mean of that.
+Image score: the mean of the heat-map; the authors have none. ``postprocess = "authors"``: clip the heat-map at 0.25 (of
+the range [-1, 1]), times 4, and blur with a Gaussian of σ = 5 pixels at 256, 2.5 at 128; the score is then the mean of
+that.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from reshift.config import Frozen
 from reshift.core.anomaly import residual_map
 from reshift.core.diffusion import masked_forward
-from reshift.core.schedule import at, cosine_alpha_bar
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
+from reshift.core.schedule import at
+from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step, map_parts
+from reshift.methods.diffusion.sampling import cosine_alpha_bar, implied_noise, root
 from reshift.methods.ops.filters import foreground, gaussian_blur
-from reshift.methods.ops.sampling import implied_noise, root
 from reshift.nets.klvae import KLVAE
 from reshift.nets.masked_unet import MaskedUNet
 
@@ -46,7 +49,7 @@ Widths = Annotated[tuple[Annotated[int, Field(ge=4, multiple_of=4)], ...], Field
 
 
 class MADADSettings(Frozen):
-    """The authors' values are the defaults, but for the autoencoder and the U-Net's size, which the file's docstring explains."""
+    """The authors' values are the defaults, except for the autoencoder and the size of the U-Net; see the module's docstring."""
 
     autoencoder_epochs: int = Field(200, ge=0)
     autoencoder_rate: float = Field(5.0, gt=0.0)  # times train.lr
@@ -60,7 +63,7 @@ class MADADSettings(Frozen):
     blocks: int = Field(2, ge=1)
     heads: int = Field(4, ge=1)
     timesteps: int = Field(10, ge=1)
-    noised: float = Field(0.4, gt=0.0, le=1.0)  # the most that is noised of an image, as a share of its blocks
+    noised: float = Field(0.4, gt=0.0, le=1.0)  # largest share of an image's blocks that is noised
     mask_weight: float = Field(0.001, ge=0.0)
     foreground: Literal["auto", "off"] = "auto"  # auto: cells on black background are never noised
     coverage: float = Field(0.9, ge=0.0, le=1.0)  # share of a cell's pixels that must be foreground
@@ -77,12 +80,12 @@ class MADADSettings(Frozen):
         return self
 
 
-class MADAD(nn.Module):
+class MADAD(Detector):
     """KL autoencoder, and a denoiser that also says which latent cells look noised."""
 
-    Settings: ClassVar[type[Frozen]] = MADADSettings
-    bf16: ClassVar[bool] = True
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Settings = MADADSettings
+    bf16 = True
+    profiles: ClassVar[Profiles] = {
         "paper": {
             "train": {"batch": 96, "lr": 4e-5, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05, "clip": 0.0},
         },
@@ -114,7 +117,7 @@ class MADAD(nn.Module):
     def stages(self) -> Sequence[Stage]:
         """The autoencoder, then, with it frozen, the denoiser."""
         s = self.settings
-        first = Objective((self.autoencoder,), self._reconstruct, rate=s.autoencoder_rate)
+        first = Objective((self.autoencoder,), self._reconstruct, lr_factor=s.autoencoder_rate)
         second = Objective((self.denoiser,), self._denoise)
         of_first = ("autoencoder_rate", "autoencoder_width", "autoencoder_blocks", "factor", "latent_channels", "kl_weight")
         of_second = ("widths", "blocks", "heads", "timesteps", "noised", "mask_weight", "foreground", "coverage")
@@ -127,14 +130,14 @@ class MADAD(nn.Module):
         return {"what": what, **self.settings.model_dump(mode="json", include=set(names))}
 
     def _reconstruct(self, x: Tensor, step: Step) -> dict[str, Tensor]:
-        """L1 + KL, both summed over an image and then divided by its pixels, so that 1e-6 weighs what it does in KL-f8."""
+        """L1 + KL, both summed over an image and divided by its pixels, so that 1e-6 has the same effect as in KL-f8."""
         q = self.autoencoder.encode(x)
         l1 = (x - self.autoencoder.decode(q.sample(step.normal(*q.mean.shape)))).abs().mean()
         kl = q.kl().mean() / x[0].numel()
         return {"loss": l1 + self.settings.kl_weight * kl, "l1": l1, "kl": kl}
 
     def _fit_scale(self, images: Iterable[Tensor]) -> None:
-        """Set ``scale`` to 1 / std of the latents that training will draw, over the training images."""
+        """Set ``scale`` to 1 / std of the sampled latents of the training images."""
         n, total, squares = 0, 0.0, 0.0
         for x in images:
             mean, logvar = self.autoencoder.encode(x)
@@ -144,7 +147,7 @@ class MADAD(nn.Module):
         self.scale.fill_(1.0 / std)
 
     def _denoise(self, x: Tensor, step: Step) -> dict[str, Tensor]:
-        """Noise some blocks, and learn what was there and where they are."""
+        """Noise some blocks, and learn their clean content and where they are."""
         with torch.no_grad():
             q = self.autoencoder.encode(x)
             z0 = q.sample(step.normal(*q.mean.shape)) * self.scale
@@ -168,7 +171,7 @@ class MADAD(nn.Module):
     # ---- inference -------------------------------------------------------------------------------------------------
 
     def correct(self, z: Tensor) -> Tensor:
-        """Take ``z (B, d, h, w)`` for z_T and go down to z_0, moving no cell that looks clean at that step."""
+        """Treat ``z (B, d, h, w)`` as z_T and denoise it to z_0; cells that look clean at a step stay as they are."""
         s = self.settings
         generator = torch.Generator().manual_seed(s.inference_seed)
         noise = torch.randn(s.timesteps, *z.shape[1:], generator=generator).to(z.device)  # shared by all images
@@ -179,7 +182,7 @@ class MADAD(nn.Module):
         return z
 
     def _decodings(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """dec(z) and dec(z_corrected), not in half precision: their difference is what counts."""
+        """dec(z) and dec(z_corrected), always in float32, because their difference is small."""
         with torch.autocast(x.device.type, enabled=False):
             z = self.autoencoder.encode(x).mean * self.scale
         corrected = self.correct(z)
@@ -187,20 +190,15 @@ class MADAD(nn.Module):
             return self.autoencoder.decode(z / self.scale), self.autoencoder.decode(corrected / self.scale)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
-        """dec(z_corrected), kept to [-1, 1]; shaped like ``x``."""
-        parts = invariant_parts(x)
-        return torch.cat([self._decodings(images)[1].clamp(-1.0, 1.0) for images in parts])
+        """dec(z_corrected), clipped to [-1, 1]; shaped like ``x``."""
+        return map_parts(lambda images: self._decodings(images)[1], x).clamp(-1.0, 1.0)
 
-    def predict(self, x: Tensor) -> Prediction:
+    def forward(self, x: Tensor) -> Prediction:
         """Difference of the two decodings, and its mean."""
-
-        def one(images: Tensor) -> Prediction:
-            heatmap = residual_map(*self._decodings(images))
-            if self.settings.postprocess == "authors":
-                heatmap = gaussian_blur(heatmap[:, None].clamp(max=0.25) * 4.0, 5.0 * self.size / 256.0)[:, 0]
-            return Prediction(heatmap.flatten(1).mean(1), heatmap)
-
-        return batch_invariant(one, x)
+        heatmap = residual_map(*self._decodings(x))
+        if self.settings.postprocess == "authors":
+            heatmap = gaussian_blur(heatmap[:, None].clamp(max=0.25) * 4.0, 5.0 * self.size / 256.0)[:, 0]
+        return Prediction(heatmap.flatten(1).mean(1), heatmap)
 
 
 def block_sides(u: Tensor) -> Tensor:
@@ -211,8 +209,7 @@ def block_sides(u: Tensor) -> Tensor:
 def block_mask(sides: Tensor, share: Tensor, order: Tensor, h: int, w: int) -> Tensor:
     """1 in clean blocks, 0 in noised ones, ``(B, 1, h, w)``; of n blocks ⌊(1 - share) n⌋ stay clean.
 
-    ``sides (B, 2)`` are the blocks' height and width, cut off at the border; ``order (B, h·w)`` ~ U[0, 1) says which of the
-    blocks come first.
+    ``sides (B, 2)`` are the blocks' height and width, cut off at the border; ``order (B, h·w)`` ~ U[0, 1) ranks the blocks.
     """
     height, width = sides.view(-1, 2, 1, 1).unbind(1)
     y = torch.arange(h, device=sides.device).view(1, h, 1)

@@ -1,63 +1,62 @@
-"""What the methods on an image-space DDPM share: the ε-network, its training, noise fields and the reverse chain.
+"""The common part of the methods on an image-space DDPM: ε-network, training, noise fields, reverse chain.
 
-The network is the one these methods were published on (MONAI's DiffusionModelUNet 128/256/256, attention on the two coarser
-levels, one head of width 256, one residual block a level), in our own U-Net. A stage is shared by all methods with the same
-kind of noise: DDPM, AutoDDPM, THOR (Gaussian) and Dif-fuse train one network, AnoDDPM and THOR (Simplex) another. What the
-originals get wrong in training is not here: the target is ε itself, images are in [-1, 1] everywhere, every sample has its
+The network is the one these methods were published on (MONAI's DiffusionModelUNet 128/256/256, attention on the two
+coarser levels, one head of width 256, one residual block per level), in our own U-Net. All methods with the same kind
+of noise share one trained network: DDPM, AutoDDPM, THOR (Gaussian) and Dif-fuse; AnoDDPM and THOR (simplex). Training
+errors of the originals are not copied: the target is ε itself, images are in [-1, 1] everywhere, every sample has its
 own noise field.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from reshift.config import Frozen
 from reshift.core.schedule import at, linear_alpha_bar
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant, invariant_parts
+from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step, map_parts
+from reshift.methods.diffusion.sampling import ancestral_step, clean, noised
+from reshift.methods.diffusion.simplex import fractal_noise, permutations
 from reshift.methods.ops.augment import random_affine
-from reshift.methods.ops.sampling import ancestral_step, clean, noised
-from reshift.methods.ops.simplex import fractal_noise, permutations
 from reshift.nets.perceptual import network
 from reshift.nets.unet import UNet
-from reshift.system.progress import counted
 
 Noise = Literal["gaussian", "simplex"]
 Draw = Callable[[], Tensor]  # the next noise field (1, C, H, W), the same for every image of every batch
 
 
 class DiffusionSettings(Frozen):
-    """The ε-network and how it is trained; a method adds what it does with it."""
+    """The ε-network and its training; each method adds its own settings."""
 
     epochs: int = Field(1500, ge=0)
     widths: Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], Field(min_length=2)] = (128, 256, 256)
     blocks: int = Field(1, ge=1)
     heads: int = Field(1, ge=1)
     timesteps: int = Field(1000, ge=2)
-    augment: bool = True  # turn by 10°, shift by 10 %, zoom by 10 %, mirror
-    t_star: int = Field(250, ge=1)  # how far images are noised
+    augment: bool = True  # rotate by up to 10°, shift and zoom by up to 10 %, mirror
+    t_star: int = Field(250, ge=1)  # the step up to which images are noised
     stride: int = Field(1, ge=1)  # of the reverse chain; 1 visits every step
     inference_seed: int = Field(0, ge=0)
 
 
 class Restoration(NamedTuple):
-    """``heatmap (B, H, W)`` and the image as the method would have it, ``healthy (B, C, H, W)``."""
+    """``heatmap (B, H, W)`` and the restored image, ``healthy (B, C, H, W)``."""
 
     heatmap: Tensor
     healthy: Tensor
 
 
-class PixelDiffusion(nn.Module):
-    """A detector on an image-space DDPM. A method says what noise it trains with and how it restores an image."""
+class PixelDiffusion(Detector):
+    """A detector on an image-space DDPM. A method sets the kind of noise and implements ``restore``."""
 
-    Settings: ClassVar[type[Frozen]] = DiffusionSettings
+    Settings = DiffusionSettings
     noise: ClassVar[Noise] = "gaussian"
-    bf16: ClassVar[bool] = True
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    bf16 = True
+    profiles: ClassVar[Profiles] = {
         "paper": {"train": {"batch": 16, "lr": 1e-4, "weight_decay": 0.0}, "calibrate": {"training_sample": 64}},
         "quick": {
             "data": {"size": 64},
@@ -88,9 +87,9 @@ class PixelDiffusion(nn.Module):
     def stages(self) -> Sequence[Stage]:
         """One stage, the same for all methods with this noise."""
         s = self.settings
-        decided = s.model_dump(mode="json", include={"widths", "blocks", "heads", "timesteps", "augment"})
-        decided |= {"what": "image-space epsilon network", "noise": self.noise}
-        return (Stage("denoiser", s.epochs, (Objective((self.denoiser,), self.loss),), decided_by=decided),)
+        decided_by = s.model_dump(mode="json", include={"widths", "blocks", "heads", "timesteps", "augment"})
+        decided_by |= {"what": "image-space epsilon network", "noise": self.noise}
+        return (Stage("denoiser", s.epochs, (Objective((self.denoiser,), self.loss),), decided_by=decided_by),)
 
     def loss(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         """‖ε − ε_θ(x_t, t)‖², t uniform on 1…T."""
@@ -109,22 +108,17 @@ class PixelDiffusion(nn.Module):
     def restore(self, x: Tensor, draw: Draw) -> Restoration:
         """Restore images ``(B, C, H, W)``, with noise from ``draw``."""
 
-    def predict(self, x: Tensor) -> Prediction:
-        """Heat-map of the method; score: its mean."""
-
-        def one(images: Tensor) -> Prediction:
-            heatmap = self.restore(images, self.fields(images)).heatmap
-            return Prediction(heatmap.flatten(1).mean(1), heatmap)
-
-        return batch_invariant(one, x)
+    def forward(self, x: Tensor) -> Prediction:
+        """The method's heat-map, and its mean."""
+        heatmap = self.restore(x, self.fields(x)).heatmap
+        return Prediction(heatmap.flatten(1).mean(1), heatmap)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
-        """Restore images without judging them; shaped like ``x``."""
-        parts = invariant_parts(x)
-        return torch.cat([self.restore(images, self.fields(images)).healthy for images in parts])
+        """The restored images, shaped like ``x``."""
+        return map_parts(lambda images: self.restore(images, self.fields(images)).healthy, x)
 
     def fields(self, x: Tensor) -> Draw:
-        """Return a source of noise fields that starts anew: image k of any batch meets the same fields."""
+        """Return a source of noise fields that always starts with the same one, so that all images get the same noise."""
         generator = torch.Generator().manual_seed(self.settings.inference_seed)
         _, c, h, w = x.shape
 
@@ -141,19 +135,19 @@ class PixelDiffusion(nn.Module):
         return self.alpha_bar[t]
 
     def clean_at(self, x_t: Tensor, t: int) -> Tensor:
-        """x̂_0 as the network sees it from x_t, clipped to the range of images."""
+        """The network's estimate x̂_0 from x_t, clipped to [-1, 1]."""
         steps = torch.full((len(x_t),), t, device=x_t.device)
         return clean(x_t, self.denoiser(x_t, steps).float(), self.level(t))
 
-    def chain(self, start: int, marks: Iterable[int] = ()) -> list[tuple[int, int]]:
-        """(t, s) from ``start`` down to 0 in strides; ``marks`` are visited whatever the stride."""
-        visited = {*range(start, 0, -self.settings.stride), *(t for t in marks if 0 < t <= start)}
+    def chain(self, start: int, always: Iterable[int] = ()) -> list[tuple[int, int]]:
+        """Pairs (t, s) from ``start`` down to 0 in strides; the steps ``always`` are visited whatever the stride."""
+        visited = {*range(start, 0, -self.settings.stride), *(t for t in always if 0 < t <= start)}
         down = [*sorted(visited, reverse=True), 0]
         return list(pairwise(down))
 
     def reverse(self, x_t: Tensor, start: int, draw: Draw) -> Tensor:
         """DDPM's ancestral chain from ``start`` to the image."""
-        for t, s in counted(self.chain(start), "denoising step"):
+        for t, s in self.track(self.chain(start), "denoising step"):
             x_t = ancestral_step(x_t, self.clean_at(x_t, t), self.level(t), self.level(s), draw())
         return x_t
 

@@ -1,14 +1,14 @@
 """THOR (Bercea et al. 2024, "Diffusion Models with Implicit Guidance for Medical Anomaly Detection"): temporal harmonisation.
 
-At marked steps of the reverse chain the estimate x̂_0 is blended with the input wherever the two already agree. The map is
-the harmonic mean of the maps seen on the way, so a pixel counts only if it differed at all of them.
+At some steps of the reverse chain the estimate x̂_0 is blended with the input where the two already agree. The heat-map
+is the harmonic mean of the difference maps of several steps, so a pixel counts only if it differed at all of them.
 
-Faithful: t* = 350, harmonised at 300, 150, 50 (Gaussian); t* = 250, harmonised at 200, 150, 100, 50 (simplex); maps at those
-steps, at every 50th and at the last, a_t = |x − x̂_0| · blurred perceptual distance clipped to [0, 1], divided by its maximum;
-region ½(dilate₁₃(close₁₃(a)) + a); initial noise field reused. Fixed here: ε itself is the training target, images are in
-[-1, 1] when blended and clamped, the blur does not run across the batch, the blended image is noised to the level at which
-the chain goes on (theirs is one level off). The perceptual network is the injected one (theirs: LPIPS-SqueezeNet).
-Score: the map's mean. No post-processing.
+Faithful: t* = 350, harmonised at 300, 150, 50 (Gaussian); t* = 250, harmonised at 200, 150, 100, 50 (simplex); maps at
+those steps, at every 50th and at the last, a_t = |x − x̂_0| · blurred perceptual distance clipped to [0, 1], divided by
+its maximum; region ½(dilate₁₃(close₁₃(a)) + a); the initial noise field is reused. Fixed here: ε itself is the training
+target; images are in [-1, 1] when blended and clamped; the blur does not run across the batch; the blended image is
+noised to the level at which the chain continues (theirs is one level off). The perceptual network is ``model.features``
+(theirs: LPIPS-SqueezeNet). Score: the mean of the heat-map. No post-processing.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -17,15 +17,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from reshift.config import Frozen
 from reshift.methods.diffusion.pixel_diffusion import DiffusionSettings, Draw, Noise, PixelDiffusion, Restoration
+from reshift.methods.diffusion.sampling import ancestral_step, noised
 from reshift.methods.ops.filters import closing, dilate, gaussian_blur, max_normalise
-from reshift.methods.ops.sampling import ancestral_step, noised
 from reshift.nets.perceptual import Network, spatial_distance
-from reshift.system.progress import counted
 
-EVERY = 50  # maps are taken at multiples of this, too
-WINDOW = 13  # of the morphology, pixels
+MAP_EVERY = 50  # maps are also taken at multiples of this step
+WINDOW = 13  # pixels, of the morphology
 
 Steps = tuple[Annotated[int, Field(ge=1)], ...]
 
@@ -45,7 +43,7 @@ class GaussianSettings(DiffusionSettings):
 
 
 class SimplexSettings(GaussianSettings):
-    """As above, for simplex noise."""
+    """The same for simplex noise."""
 
     t_star: int = Field(250, ge=1)
     harmonise_at: Steps = (200, 150, 100, 50)
@@ -54,41 +52,41 @@ class SimplexSettings(GaussianSettings):
 class ThorGaussian(PixelDiffusion):
     """THOR on the Gaussian network."""
 
-    Settings: ClassVar[type[Frozen]] = GaussianSettings
+    Settings = GaussianSettings
     settings: Any
 
     def restore(self, x: Tensor, draw: Draw) -> Restoration:
-        """Denoise from t*, pulling the chain back to the input where they agree."""
+        """Denoise from t*, and blend with the input where the two agree."""
         s, initial = self.settings, draw()
-        watched = {*s.harmonise_at, *range(EVERY, s.t_star, EVERY), 1}
+        map_steps = {*s.harmonise_at, *range(MAP_EVERY, s.t_star, MAP_EVERY), 1}
         x_t, maps = noised(x, initial, self.level(s.t_star)), list[Tensor]()
-        for t, before in counted(self.chain(s.t_star, watched), "denoising step"):
+        for t, following in self.track(self.chain(s.t_star, map_steps), "denoising step"):
             x0, noise = self.clean_at(x_t, t), draw()
-            if t in watched:
+            if t in map_steps:
                 maps.append(self.difference(x, x0))
             if t in s.harmonise_at:
-                region = agreement(maps[-1])
-                x_t = noised((region * x0 + (1.0 - region) * x).clamp(-1.0, 1.0), initial, self.level(before))
+                region = repaint_region(maps[-1])
+                x_t = noised((region * x0 + (1.0 - region) * x).clamp(-1.0, 1.0), initial, self.level(following))
             else:
-                x_t = ancestral_step(x_t, x0, self.level(t), self.level(before), noise)
+                x_t = ancestral_step(x_t, x0, self.level(t), self.level(following), noise)
         return Restoration(harmonic_mean(maps).clamp(0.0, 0.999)[:, 0], x_t)
 
     def difference(self, x: Tensor, x0: Tensor) -> Tensor:
         """a_t, ``(B, 1, H, W)`` with maximum 1."""
         residual = (x - x0).abs().mean(1, keepdim=True) / 2.0  # on the 0…1 grey scale
-        seen = gaussian_blur(spatial_distance(self.settings.features, x, x0), 2.0).clamp(0.0, 1.0)
-        return max_normalise(residual * seen)
+        perceptual = gaussian_blur(spatial_distance(self.settings.features, x, x0), 2.0).clamp(0.0, 1.0)
+        return max_normalise(residual * perceptual)
 
 
 class ThorSimplex(ThorGaussian):
     """THOR on the simplex network."""
 
-    Settings: ClassVar[type[Frozen]] = SimplexSettings
+    Settings = SimplexSettings
     noise: ClassVar[Noise] = "simplex"
 
 
-def agreement(a: Tensor) -> Tensor:
-    """The region to repaint, soft: 1 where the image differs, 0 where the input is kept."""
+def repaint_region(a: Tensor) -> Tensor:
+    """Soft region to repaint: 1 where the image differs, 0 where the input is kept."""
     return ((dilate(closing(a, WINDOW), WINDOW) + a) / 2.0).clamp(0.0, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""The paper's method: Algorithm 1 (training) and Algorithm 2 (inference).
+"""The paper's method: Algorithm 1 (method.py) and Algorithm 2 (inference.py).
 
-Imports core, nets and the protocol.
+May import core, nets and the base class of all methods.
 """

@@ -1,4 +1,1 @@
-"""Image operations that several methods share: filters, noise, samplers, augmentation.
-
-Imports core and torch only.
-"""
+"""Image operations that several methods share: filters and augmentation."""

@@ -1,4 +1,4 @@
-"""Random affine changes of training images, from uniform numbers that the caller draws."""
+"""Random affine transforms of training images, from uniform numbers that the caller draws."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 def random_affine(x: Tensor, u: Tensor, degrees: float = 10.0, shift: float = 0.1, zoom: float = 0.1) -> Tensor:
     """Rotate, shift (as a share of the side), zoom and mirror each image of ``x (B, C, H, W)`` by ``u (B, 5)`` in [0, 1).
 
-    What comes in from outside repeats the border: black stays black, tissue stays tissue.
+    Pixels from outside repeat the border.
     """
     angle = (2.0 * u[:, 0] - 1.0) * degrees * torch.pi / 180.0
     scale = 1.0 + (2.0 * u[:, 1] - 1.0) * zoom

@@ -1,7 +1,7 @@
-"""Classical image filters on ``(B, C, H, W)``, per image and channel: smoothing, ranks, morphology, foreground, scaling.
+"""Filters on ``(B, C, H, W)``, per image and channel: blur, median, morphology, foreground, quantiles.
 
-Every image gets the same bits alone or in any batch: all sums are spelled out as elementwise operations in a fixed order, never
-left to a convolution or a reduction whose order depends on the shape.
+Every image gets the same bits alone or in any batch: sums are elementwise operations in a fixed order, because the
+order of a convolution or a reduction can depend on the shape.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
-    """Smooth with a Gaussian cut at 4 sigma, borders mirrored with the edge pixel repeated: ``scipy.ndimage.gaussian_filter``."""
+    """Smooth with a Gaussian cut at 4 sigma, edge pixels mirrored at the border, as ``scipy.ndimage.gaussian_filter``."""
     if sigma < 0:
         raise ValueError(f"sigma must not be negative, got {sigma}")
     radius = int(4.0 * sigma + 0.5)
@@ -30,17 +30,17 @@ def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
 
 
 def median_filter(x: Tensor, size: int) -> Tensor:
-    """Take the median of each ``size``×``size`` window, borders as in ``gaussian_blur``: ``scipy.ndimage.median_filter``."""
+    """Take the median of each ``size``×``size`` window, borders as in ``gaussian_blur``, as ``scipy.ndimage.median_filter``."""
     _check_odd(size)
     padded = _mirror(_mirror(x, size // 2, 2), size // 2, 3)
     windows = padded.unfold(2, size, 1).unfold(3, size, 1).flatten(-2)  # (B, C, H, W, size²)
-    return windows.sort(-1).values[..., size * size // 2]  # median(-1) is refused where CUDA must be deterministic
+    return windows.sort(-1).values[..., size * size // 2]  # median(-1) is not deterministic on CUDA
 
 
 def dilate(x: Tensor, size: int) -> Tensor:
-    """Take the maximum of each ``size``×``size`` window (grey-scale, flat). Pixels beyond the border do not take part.
+    """Take the maximum of each ``size``×``size`` window; pixels beyond the border are ignored.
 
-    That equals ``scipy.ndimage.grey_dilation`` up to the border: mirrored pixels are inside an odd window anyway.
+    This equals ``scipy.ndimage.grey_dilation``, borders included: mirrored pixels are inside an odd window anyway.
     """
     _check_odd(size)
     rows = F.max_pool2d(x, (size, 1), stride=1, padding=(size // 2, 0))
@@ -53,26 +53,12 @@ def erode(x: Tensor, size: int) -> Tensor:
 
 
 def opening(x: Tensor, size: int) -> Tensor:
-    """Erode, then dilate: remove what is bright and smaller than the window."""
+    """Erode, then dilate: remove bright details smaller than the window."""
     return dilate(erode(x, size), size)
 
 
-def without_strokes(x: Tensor, step: float, unit: int = 1) -> Tensor:
-    """Replace thin lines brighter than their surroundings by more than ``step``: letters, calipers. ``unit`` pixels are a line.
-
-    Where lines stand as close as in a word, wider ones go, too: letters touch, and have thick corners. Elsewhere those are
-    anatomy.
-    """
-    behind, wider = opening(x, 2 * unit + 1), opening(x, 4 * unit + 1)
-    thin = x - behind > step
-    height, width = 8 * unit - 1, 16 * unit - 1  # of a short word of small type
-    crowd = F.avg_pool2d(thin.to(x.dtype), (height, width), 1, (height // 2, width // 2), divisor_override=1)  # a count: exact
-    word = (crowd >= 12 * unit**2) & (x - wider > step)
-    return torch.where(word, wider, torch.where(thin, behind, x))
-
-
 def closing(x: Tensor, size: int) -> Tensor:
-    """Dilate, then erode: fill what is dark and smaller than the window."""
+    """Dilate, then erode: remove dark details smaller than the window."""
     return erode(dilate(x, size), size)
 
 
@@ -86,25 +72,25 @@ def per_image_quantile(x: Tensor, q: float) -> Tensor:
     if not 0.0 <= q <= 1.0:
         raise ValueError(f"q must lie in [0, 1], got {q}")
     values = x.flatten(1).sort(1).values
-    place = q * (values.shape[1] - 1)
-    low = int(place)
+    position = q * (values.shape[1] - 1)
+    low = int(position)
     below, above = values[:, low], values[:, min(low + 1, values.shape[1] - 1)]
-    return (below + (above - below) * (place - low)).view(-1, 1, 1, 1)
+    return (below + (above - below) * (position - low)).view(-1, 1, 1, 1)
 
 
 def max_normalise(x: Tensor) -> Tensor:
-    """Divide each non-negative map by its maximum; a map of zeros stays as it is."""
+    """Divide each non-negative map by its maximum; a map of zeros stays zero."""
     peak = x.amax((1, 2, 3), keepdim=True)
     return x / torch.where(peak > 0, peak, 1.0)
 
 
 def _mirror(x: Tensor, radius: int, dim: int) -> Tensor:
-    """Pad one axis with its mirror image, edge pixel repeated: … b a | a b c | c b …, as often as ``radius`` needs."""
+    """Pad one axis by ``radius`` with its mirror image, edge pixel repeated: … b a | a b c | c b …."""
     size = x.shape[dim]
-    place = torch.arange(-radius, size + radius, device=x.device) % (2 * size)
-    return x.index_select(dim, torch.where(place < size, place, 2 * size - 1 - place))
+    index = torch.arange(-radius, size + radius, device=x.device) % (2 * size)
+    return x.index_select(dim, torch.where(index < size, index, 2 * size - 1 - index))
 
 
 def _check_odd(size: int) -> None:
     if size < 1 or size % 2 == 0:
-        raise ValueError(f"the window must have an odd size, so that it has a centre; got {size}")
+        raise ValueError(f"a window needs an odd size, got {size}")

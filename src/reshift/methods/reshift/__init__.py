@@ -1,4 +1,1 @@
-"""The default method: dense discrimination of reconstruction shifts.
-
-Imports core, nets, ops, the protocol and the paper's method, which is one of its parts.
-"""
+"""The default method: dense discrimination of reconstruction shifts. One file per witness, and what they are trained on."""

@@ -1,50 +1,60 @@
-"""Reshift: dense reconstruction-shift discrimination. Ours; it keeps the paper's idea and drops what made it blind.
+"""Reshift, the default method: dense reconstruction-shift discrimination. Ours; it builds on the paper's idea.
 
-The paper's classifier tells whole images from their decoded restorations, which it can do by their blur. Here the discriminator
-is dense: parts of normal images are shifted, and it says, per pixel, where. Shifts come from several sources (methods/shifts.py),
-among them the paper's own masked latent restoration with the decoder's error taken out. Beside the image the discriminator sees
-frozen ImageNet features, if the extra ``features`` is installed; the distance of those features to the nearest of the training
-normals is a second witness. Both are measured in units of their spread over normals that were not trained on, and averaged.
+The paper's classifier separates whole images from their decoded restorations, which it can do by their blur alone. Here
+the discriminators are dense: parts of normal images are shifted, and they mark the shifted pixels. Shifts come from
+several sources (shifts.py), one of them the paper's masked latent restoration without the decoder's error.
 
-Burned-in text is taken off first, as far as it consists of thin bright strokes; more of it is painted into training images,
-where it is no shift. There are several discriminators, and each leaves out one fold of the subjects, as does a part of the
-memory: so every training normal is unseen by one of them, all normals can be learned from, and thresholds come from all.
+Two witnesses judge every pixel: the discriminators (discriminator.py), and the distance of frozen ImageNet features to
+the nearest features of training normals (distance.py), if the extra ``features`` is installed. The discriminators see
+those features, too. Each witness is measured in units of its spread over normals that it was not trained on; the two
+are then averaged.
 
-Map: softplus of that average, 0 outside the anatomy. Image score: the mean of the map's highest ``top`` pixels. The paper's own
-score and map remain: ``paper``.
+Burned-in text is removed first, as far as it consists of thin bright strokes. More text is painted into training
+images, where it does not count as a shift (annotations.py). Each discriminator leaves out one fold of the subjects, and
+the memory keeps its patches by fold: every training normal is unseen by one part of the model, so all normals are
+learned from and all set thresholds.
+
+Heat-map: softplus of the average, 0 outside the anatomy. Image score: the mean of the highest ``top`` pixels.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reshift.config import Frozen
-from reshift.methods.detector import Objective, Prediction, Stage, Step, batch_invariant
+from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step
 from reshift.methods.dmd.method import DMD
 from reshift.methods.ops.augment import random_affine
-from reshift.methods.ops.filters import gaussian_blur, without_strokes
-from reshift.methods.reshift.annotations import drawn_marks, paint
+from reshift.methods.ops.filters import gaussian_blur
+from reshift.methods.reshift.annotations import draw_marks, paint_marks, remove_text
+from reshift.methods.reshift.discriminator import (
+    masked_cross_entropy,
+    mean_logits,
+    random_exposure,
+    repeat_folds,
+    without_fold,
+)
+from reshift.methods.reshift.distance import distance_to_banks
 from reshift.methods.reshift.settings import ReshiftSettings
-from reshift.methods.reshift.shifts import SOURCES, Shifted, Source, enclosed, shift
+from reshift.methods.reshift.shifts import SOURCES, Shifted, Source, anatomy, shift
 from reshift.nets.dense import DenseDiscriminator
-from reshift.nets.patches import DIMS, Sample, as_rows, feature_net, nearest, patch_features
+from reshift.nets.patches import DIMS, Sample, as_rows, feature_net, patch_features
 
 FEATURE_CHANNELS = {"efficientnet-lite0": (24, 40, 112), "off": ()}
-PASS = 16  # images looked at at once where nothing is learned
+CHUNK = 16  # images per pass where nothing is trained
 RESTORATION = "restoration"
-VISIBLE = 0.3  # how much of a pixel a painted mark covers, where it counts as one
+VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 
 
-class Reshift(nn.Module):
+class Reshift(Detector):
     """The detector; see the module's docstring."""
 
-    Settings: ClassVar[type[Frozen]] = ReshiftSettings
-    bf16: ClassVar[bool] = True
-    recordable: ClassVar[bool] = True
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Settings = ReshiftSettings
+    bf16 = True
+    recordable = True
+    profiles: ClassVar[Profiles] = {
         "paper": {"data": {"holdout": 0.0}, "train": {"batch": 32, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05}},
         "quick": {
             "train": {"batch": 8, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05},
@@ -66,23 +76,21 @@ class Reshift(nn.Module):
         deepest = 2 ** (len(s.widths) - 1)
         if size % deepest:
             raise ValueError(f"data.size {size} is not a multiple of {deepest}, which {len(s.widths)} widths need")
-        self.size, self.restores, self.remembers = size, RESTORATION in s.sources, s.features != "off"
-        self.dmd = DMD(s.dmd, size, channels) if self.restores else nn.Identity()
-        seen = FEATURE_CHANNELS[s.features]
-        shown = 2 * channels if s.mirror else channels
-        self.members = nn.ModuleList(DenseDiscriminator(shown, s.widths, seen) for _ in range(s.members))
-        if seen:
-            feature_net(s.features, "cpu")  # missing weights show now
-        self.folds = s.members
-        rows = s.bank // self.folds if seen else 0
-        self.register_buffer("bank", torch.zeros(self.folds, rows, DIMS.get(s.features, 0)))  # one part per fold
-        self.register_buffer("marks", drawn_marks() if s.marks else torch.empty(0), persistent=False)
-        self.register_buffer("centre", torch.zeros(2))  # of the witnesses over unseen normals: discriminator, distance
-        self.register_buffer("spread", torch.ones(2))
+        self.size, self.folds, self.has_features = size, s.members, s.features != "off"
+        self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
+        inputs, maps = 2 * channels if s.mirror else channels, FEATURE_CHANNELS[s.features]
+        self.members = nn.ModuleList(DenseDiscriminator(inputs, s.widths, maps) for _ in range(s.members))
+        if self.has_features:
+            feature_net(s.features, "cpu")  # missing weights show now, not after training
+        rows = s.bank // self.folds if self.has_features else 0
+        self.register_buffer("bank", torch.zeros(self.folds, rows, DIMS.get(s.features, 0)))
+        self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
+        self.register_buffer("centre", torch.zeros(2))  # mean and standard deviation of the witnesses over unseen normals:
+        self.register_buffer("spread", torch.ones(2))  # discriminators, distance
 
     def notes(self) -> list[str]:
-        """What a user should know of this model."""
-        if self.settings.features != "off":
+        """Say so where the second witness is missing."""
+        if self.has_features:
             return []
         return ["trained without pretrained features, which find more: pip install 'reshift[features]' and train again"]
 
@@ -91,22 +99,22 @@ class Reshift(nn.Module):
     def stages(self) -> Sequence[Stage]:
         """The paper's two stages, the memory of normal patches, and the discriminators."""
         s = self.settings
-        learned = s.model_dump(mode="json", exclude={"dmd", "bank", "sample", "blur", "distance_weight", "flips", "top"})
-        decided = {"what": "dense shift discriminator", **learned}
-        objectives = (Objective(tuple(self.members), self._discriminate),)
         stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
-        if self.remembers:
+        if self.has_features:
             facts = s.model_dump(include={"features", "side", "strokes", "bank", "sample"})
             facts["what"] = "coreset of unit patches"
-            stages.append(Stage("memory", 0, (), self._remember, facts, folds=self.folds))
-        return (*stages, Stage("discriminator", 0, objectives, None, decided, s.steps, self.folds))
+            stages.append(Stage("memory", 0, (), self._fill_memory, facts, folds=self.folds))
+        learned = s.model_dump(mode="json", exclude={"dmd", "bank", "sample", "blur", "distance_weight", "flips", "top"})
+        decided_by = {"what": "dense shift discriminator", **learned}
+        objective = Objective(tuple(self.members), self._loss)
+        return (*stages, Stage("discriminator", 0, (objective,), None, decided_by, s.steps, self.folds))
 
-    def _remember(self, images: Iterable[Tensor], fold: int = 0) -> None:
-        """Fill one part of the bank from a fair sample of the fold's patches."""
+    def _fill_memory(self, images: Iterable[Tensor], fold: int = 0) -> None:
+        """Fill the bank of one fold with a coreset of a random sample of its patches."""
         limit, dims = max(1, self.settings.sample // self.folds), self.bank.shape[2]
         sample = Sample(limit, dims, self.bank.device, torch.Generator().manual_seed(0))
-        for x in (part for batch in images for part in batch.split(PASS)):
-            sample.add(as_rows(self._patches(self._maps(self._read_over(x)))))
+        for x in (part for batch in images for part in batch.split(CHUNK)):
+            sample.add(as_rows(self._patches(self._feature_maps(self._remove_text(x)))))
         self.bank[fold] = sample.coreset(self.bank.shape[1])
 
     def _sources(self) -> dict[str, Source]:
@@ -116,53 +124,39 @@ class Reshift(nn.Module):
     def _restoration(self, x: Tensor, _other: Tensor, step: Step) -> Tensor:
         return x + self.dmd.reconstruction_shift(x, step) if isinstance(self.dmd, DMD) else x
 
-    def _discriminate(self, x: Tensor, step: Step) -> dict[str, Tensor]:
-        """The members' mean error on freshly shifted normals."""
+    def _loss(self, x: Tensor, step: Step) -> dict[str, Tensor]:
+        """The mean loss of the members on freshly shifted normals."""
         with torch.no_grad():
-            shown = self._shifted(x, step)
-            seen = [self._turned(t) for t in (*shown, *self._maps(shown.image))]
-        return {"loss": torch.stack([self._error(member, seen) for member in range(self.folds)]).mean()}
+            shifted = self._shifted(x, step)
+            repeated = [repeat_folds(t, self.folds) for t in (*shifted, *self._feature_maps(shifted.image))]
+        return {"loss": torch.stack([self._member_loss(k, repeated) for k in range(self.folds)]).mean()}
 
     def _shifted(self, x: Tensor, step: Step) -> Shifted:
-        """Augment, shift and mark normals. An image borrows from its own fold, which one member must not know anything of."""
+        """Augment, shift and annotate normals. An image borrows from its own fold only, which one member must not learn from."""
         s, parts = self.settings, x.chunk(self.folds)
         both = torch.cat([x, *(part.roll(1, 0) for part in parts)])
         both = random_affine(both, step.uniform(len(x), 10).view(-1, 5), s.degrees, s.move, s.zoom)
         x, other = both.chunk(2)
-        image, where, inside = shift(
-            _photometric(x, step), other, self._sources(), step,
+        image, target, inside = shift(
+            random_exposure(x, step), other, self._sources(), step,
             smallest=s.smallest, largest=s.largest, untouched=s.untouched,
         )  # fmt: skip
         if s.marks:
-            image, painted = paint(image, self.marks, step, share=s.marks)
-            inside = torch.maximum(inside, (painted > VISIBLE).to(x.dtype))  # a word beside the head is no shift, either
-        return Shifted(self._read_over(image), where, inside)
+            image, cover = paint_marks(image, self.marks, step, share=s.marks)
+            inside = torch.maximum(inside, (cover > VISIBLE).to(x.dtype))  # outside the anatomy, too, text is not a shift
+        return Shifted(self._remove_text(image), target, inside)
 
-    def _turned(self, t: Tensor) -> Tensor:
-        """All folds, and most of them once more: without any one of them, the others are next to each other."""
-        parts = t.chunk(self.folds)
-        return torch.cat([*parts, *parts[: self.folds - 2]]) if self.folds > 2 else t
+    def _member_loss(self, member: int, repeated: Sequence[Tensor]) -> Tensor:
+        """Cross-entropy of one member inside the anatomy, without its own fold."""
+        image, target, inside, *maps = (without_fold(t, member, self.folds) for t in repeated)
+        logits = self.members[member](self._with_mirror(image), maps).to(target.dtype)
+        return masked_cross_entropy(logits, target, inside)
 
-    def _error(self, member: int, seen: Sequence[Tensor]) -> Tensor:
-        """Pixel-wise cross-entropy inside the anatomy, without the member's own fold."""
-        image, where, inside, *maps = (self._others(t, member) for t in seen)
-        logits = self.members[member](self._shown(image), maps).to(where.dtype)
-        errors = F.binary_cross_entropy_with_logits(logits, where, reduction="none") * inside
-        return errors.sum() / inside.sum().clamp(min=1.0)
-
-    def _others(self, turned: Tensor, fold: int) -> Tensor:
-        """All folds but one, of what is ``_turned``."""
-        if self.folds == 1:
-            return turned
-        size = len(turned) // max(2, 2 * self.folds - 2)
-        first = (fold + 1) % self.folds
-        return turned[first * size : (first + self.folds - 1) * size]
-
-    def settle(self, batches: Iterable[tuple[Tensor, int | None]]) -> None:
-        """See normals, each by what was not trained on it: centre and spread of both witnesses inside the anatomy."""
+    def fit_normalisation(self, batches: Iterable[tuple[Tensor, int | None]]) -> None:
+        """Centre and spread of both witnesses inside the anatomy, over normals that they were not trained on."""
         n, total, squares = 0.0, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        for x, fold in ((self._read_over(part), fold) for batch, fold in batches for part in batch.split(PASS)):
-            inside = enclosed(x).double()
+        for x, fold in ((self._remove_text(part), fold) for batch, fold in batches for part in batch.split(CHUNK)):
+            inside = anatomy(x).double()
             for i, witness in enumerate(self._witnesses(x, fold)):
                 total[i] += float((witness.double() * inside).sum())
                 squares[i] += float((witness.double().square() * inside).sum())
@@ -173,14 +167,13 @@ class Reshift(nn.Module):
 
     # ---- inference -------------------------------------------------------------------------------------------------
 
-    def _read_over(self, x: Tensor) -> Tensor:
-        """Take letters and calipers off: thin strokes much brighter than what they lie on."""
-        s = self.settings.strokes
-        return without_strokes(x, s, max(1, round(self.size / 128))) if s else x
+    def _remove_text(self, x: Tensor) -> Tensor:
+        contrast = self.settings.strokes
+        return remove_text(x, contrast, line=max(1, round(self.size / 128))) if contrast else x
 
-    def _maps(self, x: Tensor) -> list[Tensor]:
-        """Frozen features, never in half precision: distances want their digits. None without the extra."""
-        if not self.remembers:
+    def _feature_maps(self, x: Tensor) -> list[Tensor]:
+        """Maps of the frozen network, always in float32, which distances need; empty without the extra ``features``."""
+        if not self.has_features:
             return []
         with torch.autocast(x.device.type, enabled=False):
             return feature_net(self.settings.features, str(self.bank.device)).maps(x.float(), self.settings.side)
@@ -188,76 +181,39 @@ class Reshift(nn.Module):
     def _patches(self, maps: list[Tensor]) -> Tensor:
         return patch_features(maps, unit=True)
 
+    def _with_mirror(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.flip(-1)], dim=1) if self.settings.mirror else x
+
     def _witnesses(self, x: Tensor, without: int | None = None) -> list[Tensor]:
-        """Mean logit of the discriminators and distance to normal patches, ``(B, 1, H, W)`` each; ``without`` a fold."""
-        maps = self._maps(x)
-        logits = self._logits(x, maps, without)
+        """What each witness says, ``(B, 1, H, W)`` each: mean logit, and distance if there are features."""
+        maps = self._feature_maps(x)
+        logits = mean_logits(list(self.members), self._with_mirror(x), maps, without)
         if self.settings.flips:
-            logits = (logits + self._logits(x.flip(-1), self._maps(x.flip(-1)), without).flip(-1)) / 2.0
+            flipped = x.flip(-1)
+            again = mean_logits(list(self.members), self._with_mirror(flipped), self._feature_maps(flipped), without)
+            logits = (logits + again.flip(-1)) / 2.0
         if not maps:
             return [logits]
         patches = self._patches(maps)
-        distance = self._distance(as_rows(patches), without).view(len(x), 1, *patches.shape[-2:])
+        distance = distance_to_banks(as_rows(patches), self.bank, without).view(len(x), 1, *patches.shape[-2:])
         enlarged = F.interpolate(distance, size=x.shape[-2:], mode="bilinear")
         return [logits, gaussian_blur(enlarged, self.settings.blur * self.size / 128)]
 
-    def _distance(self, rows: Tensor, without: int | None) -> Tensor:
-        """To the nearest patch of all folds but one: ``without`` that one or, for new images, on average over which it is.
-
-        A new image must not have a larger memory to be near to than the normals had that set the thresholds.
-        """
-        each = torch.stack([nearest(rows, part)[0][:, 0] for part in self.bank])  # (folds, n)
-        if self.folds == 1:
-            return each[0]
-        left_out = range(self.folds) if without is None else [without]
-        return torch.stack([_without(each.split(1), k).amin(0) for k in left_out]).mean(0)
-
-    def _logits(self, x: Tensor, maps: list[Tensor], without: int | None) -> Tensor:
-        """The mean over all members, or the one that has not seen the fold."""
-        members = self.members if without is None else [self.members[without]]
-        return torch.stack([member(self._shown(x), maps).float() for member in members]).mean(0)
-
-    def _shown(self, x: Tensor) -> Tensor:
-        return torch.cat([x, x.flip(-1)], dim=1) if self.settings.mirror else x
-
-    def predict(self, x: Tensor, without: int | None = None) -> Prediction:
-        """Both witnesses in units of their spread, averaged by weight; ``without`` what has seen this fold."""
-
-        def one(images: Tensor) -> Prediction:
-            images = self._read_over(images)
-            z = [(w - c) / s for w, c, s in zip(self._witnesses(images, without), self.centre, self.spread, strict=False)]
-            weight = self.settings.distance_weight
-            mean = z[0] if len(z) == 1 else (z[0] + weight * z[1]) / (1.0 + weight)
-            heatmap = (F.softplus(mean) * enclosed(images))[:, 0]
-            return Prediction(self.score_of(heatmap), heatmap)
-
-        return batch_invariant(one, x)
+    def forward(self, x: Tensor, without: int | None = None) -> Prediction:
+        """The weighted mean of the normalised witnesses; ``without`` uses nothing that has seen this fold."""
+        x = self._remove_text(x)
+        z = [(w - c) / s for w, c, s in zip(self._witnesses(x, without), self.centre, self.spread, strict=False)]
+        weight = self.settings.distance_weight
+        mean = z[0] if len(z) == 1 else (z[0] + weight * z[1]) / (1.0 + weight)
+        heatmap = (F.softplus(mean) * anatomy(x))[:, 0]
+        return Prediction(self.score_of(heatmap), heatmap)
 
     def score_of(self, heatmap: Tensor) -> Tensor:
-        """The mean of the highest ``top`` pixels of each map."""
+        """The mean of the highest ``top`` pixels of each heat-map."""
         pixels = heatmap.flatten(1)
         highest = pixels.topk(max(1, round(self.settings.top * pixels.shape[1])), dim=1).values
         return highest.mean(1)
 
-    def paper(self, x: Tensor) -> Prediction:
-        """The paper's own score and restoration map, from the same model."""
-        if not isinstance(self.dmd, DMD):
-            raise ValueError("this model was trained without the source 'restoration', so it has no restoration map")
-        return self.dmd.predict(x)
-
     def pseudo_healthy(self, x: Tensor) -> Tensor:
-        """The paper's restorations, where there are any; otherwise the images themselves."""
+        """The paper's restorations; without the source "restoration", the images themselves."""
         return self.dmd.pseudo_healthy(x) if isinstance(self.dmd, DMD) else x
-
-
-def _without(parts: Sequence[Tensor], k: int | None) -> Tensor:
-    """All parts in one, but for the ``k``-th."""
-    return torch.cat([part for i, part in enumerate(parts) if i != k])
-
-
-def _photometric(x: Tensor, step: Step) -> Tensor:
-    """Another exposure: gamma, gain and a little noise, so that brightness alone is no shift."""
-    b = len(x)
-    gamma, amount = 0.8 + 0.45 * step.uniform(b, 1, 1, 1), 0.85 + 0.33 * step.uniform(b, 1, 1, 1)
-    unit = ((x + 1.0) / 2.0).clamp(0.0, 1.0).pow(gamma) * amount
-    return (2.0 * (unit + 0.02 * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)) - 1.0).clamp(-1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Figures of pixels: the maps side by side, and how their values are distributed."""
+"""Figures of pixels: maps side by side, and histograms of their values."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -74,7 +74,7 @@ def _stored(run: Results, name: str) -> CaseArrays:
 
 
 def _scale(run: Results, maps: Sequence[NDArray[np.float32]]) -> tuple[float, bool]:
-    """Return the map value of full colour, and whether calibration gave it."""
+    """Return the map value of full colour, and whether it comes from calibration."""
     threshold = (run.metrics.get("pixel") or {}).get("threshold")
     if threshold is not None and threshold > 0.0:
         return 2.0 * threshold, True
@@ -83,7 +83,7 @@ def _scale(run: Results, maps: Sequence[NDArray[np.float32]]) -> tuple[float, bo
 
 
 def _lesion(arrays: CaseArrays, run: Results, name: str) -> str:
-    """Say how much of the image the lesion takes up."""
+    """The share of the image that the lesion covers, as text."""
     if arrays.mask is not None and arrays.mask.any():
         return f"lesion {arrays.mask.mean():.1%}"
     return UNKNOWN if any(case["input"] == name and case["label"] == 1 for case in run.cases) else "normal"
@@ -104,7 +104,7 @@ def _colour_bar(figure: "Figure", ax: "Axes", calibrated: Sequence[bool]) -> Non
 
 @style()
 def pixel_histogram(runs: Sequence[Results]) -> "Figure":
-    """Draw the scores of normal and of abnormal pixels, each as shares of its class: lesions are few pixels."""
+    """Draw the scores of normal and of abnormal pixels, each as shares of its class, since lesions have few pixels."""
     counts = [pixel_counts(run) for run in runs]
     usable = [pixels is not None and bool(pixels.normal.any() and pixels.abnormal.any()) for pixels in counts]
     if not any(usable):

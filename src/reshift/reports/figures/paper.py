@@ -17,7 +17,7 @@ from reshift.evaluation.results import Results, case_features, choose_cases
 from reshift.reports.figures.maps import pixel_histogram, qualitative
 from reshift.reports.figures.style import ABNORMAL, COLUMN, NORMAL, QUIET, blank, legend_below, line_style, run_names, save, style
 from reshift.reports.figures.sweep import sweep_figure
-from reshift.system.files import writable_folder
+from reshift.system.files import create_output_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,13 +28,13 @@ __all__ = [
     "tsne",
 ]  # fmt: skip
 
-MANY = 1_000_000  # normals to calibrate with; beyond, their number no longer widens the band of the p-values
+MAX_REFERENCE = 1_000_000  # calibration normals; a larger number no longer changes the band of the p-values
 DRAWS = 4000  # simulated test sets behind that band
 
 
 @style()
 def tsne(results: Results, seed: int = 0) -> "Figure":
-    """Draw the detector's embeddings in a plane; the line is fitted in the plane, after the fact, and decides nothing."""
+    """Draw the detector's embeddings in a plane; the line is fitted in the plane afterwards, as a visual guide only."""
     features = case_features(results)
     if features is None:
         raise UserError(f"{results.folder}: {results.name} has no image features, so there is nothing to embed")
@@ -48,7 +48,7 @@ def tsne(results: Results, seed: int = 0) -> "Figure":
     start = "pca" if flat.shape[1] > 1 else "random"
     model = TSNE(perplexity=min(30.0, (len(flat) - 1) / 3), init=start, random_state=seed)
     plane = np.asarray(model.fit_transform(flat), dtype=np.float64)
-    plane = (plane - plane.mean(0)) / max(float(plane.std()), 1e-12)  # the axes have no unit; the SVM converges better
+    plane = (plane - plane.mean(0)) / max(float(plane.std()), 1e-12)  # the axes have no unit, and the SVM converges better
     labels = np.array([case["label"] == 1 for case in results.cases])
     figure = blank(COLUMN, 2.6)
     ax = figure.subplots()
@@ -70,7 +70,7 @@ def _svm_line(ax: "Axes", plane: NDArray[np.float64], labels: NDArray[np.bool_])
 
     svm = SVC(kernel="linear").fit(plane, labels)
     normal, offset = np.asarray(svm.coef_[0]), float(svm.intercept_[0])
-    if np.linalg.norm(normal) < 1e-6:  # it calls everything the larger class
+    if np.linalg.norm(normal) < 1e-6:  # it assigns everything to the larger class
         return
     foot = -offset * normal / (normal @ normal)
     ax.axline(foot, foot + normal[::-1] * (-1, 1), color="black", linestyle="--", linewidth=0.7, label="linear SVM, post hoc")
@@ -105,7 +105,7 @@ def _curves(roc: "Axes", pr: "Axes", run: Results, name: str, look: dict[str, An
     tp, fp, _ = curve(labels, scores)
     positives, negatives = tp[-1], fp[-1]
     precision = tp / (tp + fp)
-    pr.axhline(positives / len(labels), color=QUIET, linewidth=0.5, zorder=0)  # what guessing reaches
+    pr.axhline(positives / len(labels), color=QUIET, linewidth=0.5, zorder=0)  # the precision of guessing
     text = f"{name}: AUC {auc:.3f}, AP {average_precision(tp, fp):.3f}"
     roc.plot(np.r_[0, fp] / negatives, np.r_[0, tp] / positives, label=text, **look)
     full = int(np.searchsorted(tp, positives)) + 1  # beyond full recall precision only falls
@@ -122,7 +122,7 @@ def _curves(roc: "Axes", pr: "Axes", run: Results, name: str, look: dict[str, An
 
 @style()
 def p_value_calibration(runs: Sequence[Results]) -> "Figure":
-    """Draw how often normal test images get a p-value up to α, against α; right for p-values that keep their promise.
+    """Draw how often normal test images get a p-value up to α, against α; calibrated p-values lie on the diagonal.
 
     The band holds 95 % of such curves at each α, if the images are independent (slices of one patient are not).
     """
@@ -158,9 +158,9 @@ def _normal_p_values(run: Results) -> NDArray[np.float64]:
 
 
 def _reference_size(p: NDArray[np.float64]) -> int:
-    """Return n of p = k / (n + 1): how many normals the p-values were made from, which is what their fractions share."""
+    """Return n of p = k / (n + 1): how many normals the p-values were made from, by their common denominator."""
     shared = math.lcm(*(Fraction(float(value)).limit_denominator(100_000).denominator for value in set(p)))
-    return min(shared - 1, MANY)
+    return min(shared - 1, MAX_REFERENCE)
 
 
 def _band(alpha: NDArray[np.float64], tests: int, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -216,10 +216,10 @@ def sensitivity(
 
 @style()
 def all_figures(runs: Sequence[Results], out: Path) -> list[Path]:
-    """Write every figure that the data allow, print a line on each they do not; return the PNGs."""
+    """Write every figure that the data allow, print one line about each of the others; return the PNGs."""
     if not runs:
         raise UserError("figures need at least one evaluation folder")
-    writable_folder(out)
+    create_output_folder(out)
     makers: dict[str, Callable[[], Figure]] = {
         "qualitative": partial(qualitative, runs),
         "pixel-histogram": partial(pixel_histogram, runs),

@@ -1,4 +1,4 @@
-"""One look for all figures, and the one way they are saved."""
+"""One style for all figures, and how they are saved."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 NORMAL, ABNORMAL, QUIET = "#0072B2", "#D55E00", "#808080"
 # Okabe and Ito's palette for colour-blind readers, without its yellow, which is too pale for a thin line on white.
 METHODS = (NORMAL, ABNORMAL, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", ":", "-.")  # the next one each time the colours have been used up
+DASHES = ("-", "--", ":", "-.")  # the next one after all colours have been used
 COLUMN, PAGE = 3.4, 6.9  # inches: one column of a two-column paper, and both
 
 STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that a figure is the same on every machine
+    "font.family": "DejaVu Sans",  # part of matplotlib, so that a figure is the same on every machine
     "font.size": 7.0,
     "axes.titlesize": 7.0,
     "axes.labelsize": 7.0,
@@ -50,13 +50,13 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in our style inside, and leave a caller's own settings alone; as ``@style()`` it also wraps a function."""
+    """Draw in our style inside the block, without changing a caller's settings; also a decorator, ``@style()``."""
     try:
         import matplotlib as mpl
     except ImportError:
         raise UserError("figures need matplotlib: pip install 'reshift[report]'") from None
     with mpl.rc_context():
-        mpl.rcdefaults()  # or a caller's matplotlibrc would show through
+        mpl.rcdefaults()  # so that a caller's matplotlibrc has no effect
         settings: Any = mpl.rcParams  # typed by a literal of every key, in some versions
         settings.update(STYLE)
         yield
@@ -66,7 +66,7 @@ def save(figure: "Figure", path: Path) -> Path:
     """Write ``path``.pdf and ``path``.png, the same bytes every time; return the PNG's path."""
     png = path.with_name(f"{path.name}.png")
     options: dict[str, dict[str, Any]] = {"pdf": {"dpi": 300, "metadata": {"CreationDate": None}}, "png": {"dpi": 150}}
-    for kind, extra in options.items():  # in a PDF, dpi is that of the scans and maps alone
+    for kind, extra in options.items():  # in a PDF, dpi is that of images and maps only
         data = BytesIO()
         with style():  # ticks are made only when drawn
             figure.savefig(data, format=kind, **extra)
@@ -75,7 +75,7 @@ def save(figure: "Figure", path: Path) -> Path:
 
 
 def blank(width: float, height: float, layout: Any = "constrained") -> "Figure":
-    """Make a figure of its own, without pyplot: no window, no global list that keeps it alive."""
+    """Make a figure without pyplot: no window, no global list that keeps it in memory."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -99,7 +99,7 @@ def panels(count: int, xlabel: str, ylabel: str) -> tuple["Figure", list["Axes"]
 
 
 def nothing(ax: "Axes", why: str) -> None:
-    """Leave a panel empty and say why."""
+    """Leave a panel empty, with the reason as text."""
     ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", color=QUIET)
     ax.tick_params(bottom=False, left=False, labelbottom=False, which="both")
 
@@ -110,7 +110,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def legend_below(figure: "Figure", ax: "Axes", across: int = 2, title: str | None = None) -> None:
-    """Put the legend of ``ax`` under the whole figure, where it covers no curve, and add the height it takes."""
+    """Put the legend of ``ax`` below the figure, where it covers no curve, and add the height it needs."""
     handles, labels = ax.get_legend_handles_labels()
     lines = -(-len(handles) // across) + (title is not None)
     figure.set_figheight(figure.get_figheight() + 0.12 + 0.125 * lines)
@@ -119,7 +119,7 @@ def legend_below(figure: "Figure", ax: "Axes", across: int = 2, title: str | Non
 
 
 def run_names(runs: Sequence[Results]) -> list[str]:
-    """Name the runs by method, and by as much more as it takes to tell them apart."""
+    """Name the runs by method, and by data set, seed or folder where methods are equal."""
     known = [[run.name, str(run.metrics.get("dataset")), f"seed {run.metrics.get('seed')}", run.folder.name] for run in runs]
     for parts in ([0], [0, 1], [0, 2], [0, 1, 2]):
         names = [", ".join(row[i] for i in parts) for row in known]

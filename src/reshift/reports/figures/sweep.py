@@ -1,28 +1,28 @@
-"""A sweep among evaluations: runs that differ in one number, whatever it is, and their figures against it."""
+"""A sweep among evaluations: runs that differ in one number, and their metrics against it."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshift.errors import UserError
+from reshift.evaluation.metrics.table import Metric, select_metrics
 from reshift.evaluation.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURES = {"AUC": ("image", "auc"), "AP_pix": ("pixel", "ap")}
-LEAST = 3  # values; two points are no curve
-STABLE = 0.95  # of the best mean: what is as good as that is called stable
+MIN_VALUES = 3  # of the setting; two points are no curve
+STABLE = 0.95  # of the best mean: values that reach it are in the stable range
 
 
 class Sweep(NamedTuple):
-    """One setting's values, and per figure the runs' results at each of them, over seeds."""
+    """One setting, and for each metric the results of the runs at each of its values, over seeds."""
 
     setting: str
     curves: dict[str, list[tuple[float, list[float]]]]
 
 
 def find_sweep(runs: Sequence[Results]) -> Sweep:
-    """Find the one setting in which the runs differ, seeds aside; refuse, in a line, what is no sweep."""
+    """Find the one setting in which the runs differ, seeds aside; refuse runs that are no sweep."""
     described = [_described(run.metrics) for run in runs]
     names = {name for about in described for name in about}
     varying = sorted(name for name in names if len({repr(about.get(name)) for about in described}) > 1)
@@ -31,20 +31,20 @@ def find_sweep(runs: Sequence[Results]) -> Sweep:
         raise UserError(f"a sensitivity figure needs evaluations that differ in one setting; {found}")
     values = [about.get(varying[0]) for about in described]
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) < len(values) or len(set(numbers)) < LEAST:
+    if len(numbers) < len(values) or len(set(numbers)) < MIN_VALUES:
         given = ", ".join(sorted(set(map(str, values))))
-        raise UserError(f"a sensitivity figure needs at least {LEAST} different numbers of {varying[0]}, not {given}")
+        raise UserError(f"a sensitivity figure needs at least {MIN_VALUES} different numbers of {varying[0]}, not {given}")
     curves: dict[str, list[tuple[float, list[float]]]] = {}
-    for label, (level, name) in FIGURES.items():
-        pairs = [(x, run.metrics[level].get(name)) for x, run in zip(numbers, runs, strict=True)]
+    for metric in _shown():
+        pairs = [(x, metric.read(run.metrics)) for x, run in zip(numbers, runs, strict=True)]
         known = {x: [value for at, value in pairs if at == x and value is not None] for x in sorted(set(numbers))}
         if any(known.values()):
-            curves[label] = list(known.items())
+            curves[metric.caption] = list(known.items())
     return Sweep(varying[0], curves)
 
 
 def stable_range(curve: Sequence[tuple[float, Sequence[float]]]) -> tuple[tuple[float, float], float]:
-    """The run of neighbouring values around the best whose means come near it, and the best."""
+    """The range of neighbouring values around the best whose means are close to its mean, and the best value."""
     means = [(x, sum(values) / len(values)) for x, values in curve if values]
     at = max(range(len(means)), key=lambda i: means[i][1])
     low = high = at
@@ -56,19 +56,24 @@ def stable_range(curve: Sequence[tuple[float, Sequence[float]]]) -> tuple[tuple[
 
 
 def sweep_figure(runs: Sequence[Results]) -> "Figure":
-    """Draw both figures against the setting; the range in which the last of them stays near its best is shaded."""
+    """Draw the metrics against the setting; the range in which the last of them stays close to its best is shaded."""
     from reshift.reports.figures.paper import sensitivity
 
     found = find_sweep(runs)
     if not found.curves:
-        raise UserError("none of the evaluations has an AUC or a pixel AP to draw")
+        raise UserError(f"none of the evaluations has a value of {' or '.join(metric.caption for metric in _shown())}")
     stable, best = stable_range(list(found.curves.values())[-1])
     shaded = stable if stable[0] < stable[1] else None
     return sensitivity(found.curves, xlabel=found.setting, ylabel=" and ".join(found.curves), stable=shaded, best=best)
 
 
+def _shown() -> list[Metric]:
+    """The first swept metric of images, and the first of pixels."""
+    return [select_metrics(level, place="sweep")[0] for level in ("image", "pixel")]
+
+
 def _described(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run may differ in from another: method, data and settings, but not the seed."""
+    """What runs may differ in: method, data and settings, but not the seed."""
     return {"method": metrics["method"], "dataset": metrics.get("dataset"), **_flat(metrics.get("settings") or {})}
 
 

@@ -99,11 +99,11 @@ function thresholdState() {
   if (calibrated === null) {
     return state.threshold === null
       ? "No threshold was calibrated. Move the slider to explore one; it will have been chosen with the test images in view."
-      : "Explored on the test images, not calibrated: do not report these figures as performance.";
+      : "Explored on the test images, not calibrated: do not report these numbers as performance.";
   }
   return state.threshold === calibrated
     ? `Calibrated on healthy images: ${format(calibrated)}.`
-    : `Moved to ${format(state.threshold)}, calibrated is ${format(calibrated)}: the figures below are exploratory.`;
+    : `Moved to ${format(state.threshold)}, calibrated is ${format(calibrated)}: the numbers below are exploratory.`;
 }
 
 /** Collapse bursts of slider events into one redraw per frame. */

@@ -1,0 +1,99 @@
+"""Which tables the cells of a benchmark allow: main results, ablation, sweeps, cost."""
+
+from collections.abc import Sequence
+
+from reshift.bench.cells import slug
+from reshift.bench.tables.paper import claim
+from reshift.bench.tables.significance import mark_differences
+from reshift.bench.tables.summary import Cell, Table, current_cells, make_table
+from reshift.evaluation.metrics.table import select_metrics
+
+MAIN = ("baseline", "ours")  # groups of the main tables; ablations and sweeps have tables of their own
+TITLES = {"image": "Image level", "pixel": "Pixel level", "normative": "Normative quality of restorations"}
+READING = "RQI, AHI and CACI are in our reading of Bercea et al. 2025 (0 to 1, higher is better); they carry no interval."
+ABLATION_NOTE = "Marks here compare a variant with the full method instead of a baseline."
+Sweep = tuple[str, str]  # method, setting
+
+
+def make_tables(cells: Sequence[Cell]) -> list[Table]:
+    """Make every table that the cells allow; rows and data sets come in the order of their first cells."""
+    cells = current_cells(cells)
+    sweeps = [sweep_table(sweep, mine) for sweep, mine in find_sweeps(cells).items()]
+    made = [*_main_tables(cells), _marked_ablation(cells), *sweeps, _cost_table(cells)]
+    return [table for table in made if table is not None]
+
+
+def _main_tables(cells: Sequence[Cell]) -> list[Table]:
+    main = [cell for cell in cells if cell["group"] in MAIN]
+    if len({cell["row"] for cell in main}) < 2 and len(main) < len(cells):
+        return []  # only the full method beside its ablations, which have a table of their own
+    made = [
+        make_table(level, title, main, select_metrics(level, place="tables"), [READING] if level == "normative" else [])
+        for level, title in TITLES.items()
+    ]
+    baselines = [str(cell["row"]) for cell in main if cell["group"] == "baseline"]
+    return [mark_differences(table, "ours", baselines) for table in made if table is not None]
+
+
+def ablation_table(cells: Sequence[Cell]) -> Table | None:
+    """The variants, and after them the full method that they are variants of."""
+    variants = [cell for cell in cells if cell["group"] == "ablation"]
+    methods = {cell["method"] for cell in variants}
+    datasets = {cell["dataset"] for cell in variants}
+    full = [cell for cell in cells if cell["group"] == "ours" and cell["method"] in methods and cell["dataset"] in datasets]
+    return make_table("ablation", "Ablation", variants + full, select_metrics("image", "pixel", place="ablation"))
+
+
+def _marked_ablation(cells: Sequence[Cell]) -> Table | None:
+    table = ablation_table(cells)
+    full = [row.label for row in table.rows if row.group == "ours"] if table is not None else []
+    if table is None or not full:
+        return table
+    return mark_differences(table._replace(notes=(ABLATION_NOTE, *table.notes), against="the full method"), "ablation", full)
+
+
+def find_sweeps(cells: Sequence[Cell]) -> dict[Sweep, list[Cell]]:
+    """Cells of group sensitivity by method and setting; numbers ascend, other values stay in the suite's order."""
+    found: dict[Sweep, list[Cell]] = {}
+    for cell in cells:
+        if cell["group"] == "sensitivity" and cell.get("setting"):
+            found.setdefault((str(cell["method"]), str(cell["setting"]["name"])), []).append(cell)
+    return {sweep: sorted(mine, key=swept_value) if all(map(is_number, mine)) else mine for sweep, mine in found.items()}
+
+
+def is_number(cell: Cell) -> bool:
+    """Whether the swept setting has a number as value."""
+    value = cell["setting"]["value"]
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def swept_value(cell: Cell) -> float:
+    """The value of the swept setting."""
+    return float(cell["setting"]["value"])
+
+
+def sweep_table(sweep: Sweep, cells: Sequence[Cell]) -> Table | None:
+    """One row per value of the setting."""
+    method, setting = sweep
+    named = [{**cell, "row": f"{swept_value(cell):g}" if is_number(cell) else str(cell["setting"]["value"])} for cell in cells]
+    said = claim(setting) if method == "dmd" else None
+    notes = [said] if said else []
+    if setting == "model.mask_side":
+        notes.append("A latent position is 8×8 pixels with the default widths: a side of 4 is a mask of 1024 pixels.")
+    key = f"sensitivity-{slug(method)}-{slug(setting)}"
+    metrics = select_metrics("image", "pixel", place="sweep")
+    table = make_table(key, f"Sensitivity of {method} to {setting}", named, metrics, notes)
+    return table._replace(head=setting) if table else None
+
+
+def _cost_table(cells: Sequence[Cell]) -> Table | None:
+    chosen = [cell for cell in cells if cell["group"] != "sensitivity"]
+    found = dict.fromkeys(_machine(cell) for cell in chosen if cell.get("machine"))
+    where = "; ".join(name for name in found if name) or "an unnamed machine"
+    note = f"Measured on {where}. Training time leaves out calibration; where a model is shared, it is that model's."
+    return make_table("cost", "Cost", chosen, select_metrics("cost", place="tables"), [note])
+
+
+def _machine(cell: Cell) -> str:
+    known = cell["machine"]
+    return str(known.get("gpu") or " ".join(str(known[k]) for k in ("cores", "cpu") if known.get(k)) or "")

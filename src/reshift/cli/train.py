@@ -1,0 +1,57 @@
+"""``reshift train`` and ``reshift calibrate``."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reshift.cli.shared import BundlePath, Data, Device, unpack, warn
+from reshift.system.imports import heavy_imports
+
+
+def train(
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="run folder; created if needed")],
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="a method of 'reshift methods', or your own as module:Class; default: reshift"),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(metavar="paper|quick", help="paper: the authors' settings; quick: minutes on two CPU cores")
+    ] = "paper",
+    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="settings that replace those of the profile")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change one setting, e.g. train.lr=1e-4; repeatable")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of all random numbers; default: 0")] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, …; default: auto")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run in --out")] = False,
+) -> None:
+    """Train a method on normal images and calibrate it on held-out ones. Writes RUN/bundle and RUN/log.jsonl."""
+    with heavy_imports():
+        from reshift.config import parse_assignment, read_toml
+        from reshift.inference.bundle import load_bundle
+        from reshift.training.run import resolve, train_run
+
+    layers: list[dict[str, Any]] = [read_toml(config)] if config else []
+    layers += [parse_assignment(text) for text in set_ or ()]
+    layers += [{"seed": seed}] if seed is not None else []
+    layers += [{"train": {"device": device}}] if device else []
+    bundle = train_run(resolve(method, profile, layers), unpack(data), out, resume=resume)
+    if os.environ.get("RANK", "0") == "0":
+        trained = load_bundle(bundle)
+        warn(trained.notes() + (trained.calibration.warnings() if trained.calibration else []))
+        typer.echo(f"bundle: {bundle}")
+
+
+def calibrate(bundle: BundlePath, data: Data, device: Device = "auto") -> None:
+    """Compute new thresholds and p-values for a bundle from other normal images, without training."""
+    with heavy_imports():
+        from reshift.inference.calibrate import calibrate_bundle
+
+    calibration = calibrate_bundle(bundle, unpack(data), device)
+    chosen = calibration.reference
+    thresholds = f"image threshold {chosen.image_threshold:.6g}, pixel threshold {chosen.pixel_threshold:.6g}"
+    typer.echo(f"{thresholds}, {chosen.images} normals")
+    warn(calibration.warnings())

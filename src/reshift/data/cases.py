@@ -1,0 +1,116 @@
+"""A case is one image with its labels. Here is what is done with lists of cases: splits, folds, slices, fingerprints."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from reshift.config import DataConfig
+from reshift.data.read import is_volume, open_volume, read_mask
+from reshift.errors import UserError
+
+SPLITS = ("train", "val", "test")
+
+
+class Case(NamedTuple):
+    """One image of a data set, or one slice of a volume.
+
+    Results are reported under ``name``: the image's path as the manifest writes it. The name of a slice ends in ``#`` and
+    its index along the file's own axis.
+    """
+
+    name: str
+    image: Path
+    mask: Path | None
+    subject: str
+    label: int  # 0 normal, 1 abnormal
+    split: str
+    note: str
+    ignore: Path | None = None  # pixels that count neither as lesion nor as normal
+    slice: int | None = None  # of a volume, counted from the most inferior
+    position: float | None = None  # of an image that is a slice: its place in the subject's stack, in slices
+
+
+def hold_out(cases: Sequence[Case], share: float, shuffle: Callable[[int], Sequence[int]]) -> tuple[list[Case], list[Case]]:
+    """Split cases into (kept, held out). Whole subjects are moved until ``share`` of the images are held out."""
+    sizes = Counter(case.subject for case in cases)
+    subjects, missing, held = sorted(sizes), round(share * len(cases)), set[str]()
+    for index in shuffle(len(subjects)):
+        if missing <= 0 or len(held) + 1 >= len(subjects):
+            break
+        held.add(subjects[index])
+        missing -= sizes[subjects[index]]
+    return [c for c in cases if c.subject not in held], [c for c in cases if c.subject in held]
+
+
+def assign_folds(cases: Sequence[Case], folds: int, shuffle: Callable[[int], Sequence[int]]) -> list[int]:
+    """Return the fold of every case. Each subject goes, as a whole, to the fold that has the fewest images so far.
+
+    Where there are fewer subjects than folds, each case counts as a subject.
+    """
+    subjects = [case.subject for case in cases]
+    if len(set(subjects)) < folds:
+        subjects = [str(i) for i in range(len(cases))]
+    sizes, fold_of, loads = Counter(subjects), dict[str, int](), [0] * folds
+    names = sorted(sizes)
+    for index in shuffle(len(names)):
+        fold_of[names[index]] = fold = loads.index(min(loads))
+        loads[fold] += sizes[names[index]]
+    return [fold_of[subject] for subject in subjects]
+
+
+def fingerprint(cases: Sequence[Case]) -> str:
+    """Return a hash of the training data: names, subjects and the bytes of every file."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest_of = cache(file_digest)  # a volume is hashed once, not once per slice
+    for case in sorted(cases, key=lambda case: case[:2]):
+        digest.update(f"{case.name}\0{case.subject}\0{case.label}\0{case.split}\0".encode("utf-8", "surrogateescape"))
+        for path in (case.image, case.mask, *([case.ignore] if case.ignore else [])):
+            digest.update(digest_of(path) if path else b"-")
+        if case.position is not None:
+            digest.update(f"{case.position}\0".encode())
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> bytes:
+    """Hash a file's bytes; for the folder of a DICOM series, the names and bytes of its files."""
+    if path.is_dir():
+        files = [file for file in sorted(path.iterdir()) if file.is_file()]
+        parts = [f"{file.name}\0".encode("utf-8", "surrogateescape") + file_digest(file) for file in files]
+        return hashlib.blake2b(b"".join(parts)).digest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, hashlib.blake2b).digest()
+
+
+def expand_volumes(cases: Sequence[Case], config: DataConfig, errors: list[str] | None = None) -> list[Case]:
+    """Replace every volume by its slices with enough foreground.
+
+    Where a volume has a mask, the mask decides which slices are abnormal. Outside the test split those are left out.
+    A volume that cannot be read is added to ``errors``, or raised if that is None.
+    """
+    found: list[Case] = []
+    with ThreadPoolExecutor(2) as pool:  # not more: each holds a volume and its mask
+        slices = [pool.submit(_slices, case, config.min_foreground) if is_volume(case.image) else None for case in cases]
+        for case, future in zip(cases, slices, strict=True):
+            try:
+                found += [case] if future is None else future.result()
+            except UserError as err:
+                if errors is None:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                errors.append(str(err))
+    return found
+
+
+def _slices(case: Case, share: float) -> list[Case]:
+    if case.label == 1 and case.mask is None:
+        raise UserError(f"{case.image}: an abnormal volume needs a mask, which says in what slices the disease is")
+    found, volume = [], open_volume(case.image)
+    for k in volume.foreground_slices(share):
+        label = int(case.mask is not None and bool(read_mask(case.mask, case.image, k).any()))
+        if label == 0 or case.split == "test":
+            found.append(case._replace(name=f"{case.name}#{volume.native_index(k)}", label=label, slice=k))
+    return found

@@ -1,0 +1,90 @@
+"""Read PNG, JPEG and TIFF with Pillow. Whatever is wrong with a file becomes one line that names it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshift.data.image import MAX_PIXELS, MIN_SIDE, TOO_SMALL, Image
+from reshift.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
+FORMATS = ("PNG", "JPEG", "TIFF")  # no others: some of Pillow's formats start other programs
+
+_TOO_LARGE = f"over the limit of {MAX_PIXELS:,} pixels; refused unread, shrink it or cut it into pieces"
+_WIDE_MODES = {"I;16": 16, "I;16B": 16, "I;16L": 16, "I;16N": 16, "I": 16, "F": 32}  # Pillow's mode → bits
+
+
+def read_raster(path: Path) -> Image:
+    """Read ``path``, or refuse it in one line."""
+    with _open(path) as file:
+        bits = _WIDE_MODES.get(file.mode, 8)
+        pixels = _pixels(file)
+    if not np.isfinite(pixels).all():
+        raise UserError(f"{path}: contains NaN or infinite pixels; replace them before use")
+    if pixels.min() == pixels.max():
+        raise UserError(f"{path}: every pixel has the value {pixels.flat[0]:g}; there is nothing to see, remove the file")
+    if bits == 16 and not 0 <= pixels.min() <= pixels.max() <= 65535:
+        bits = 32  # a 32-bit integer file; like a float file, it has no fixed range
+    return Image(pixels, bits, path)
+
+
+def read_raster_mask(path: Path) -> NDArray[np.bool_]:
+    """Read a lesion mask, ``(H, W)``: any pixel above zero in any channel is lesion."""
+    with _open(path) as file:
+        return np.asarray((_pixels(file) > 0).any(-1))
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Open a file; Pillow's many failures, now or while decoding, become one line each."""
+    import PIL.Image
+
+    try:
+        if path.stat().st_size == 0:
+            raise UserError(f"{path}: the file is empty (0 bytes); remove it or copy it again")
+        with PIL.Image.open(path, formats=FORMATS) as file:
+            _check_size(path, *file.size)
+            pages = getattr(file, "n_frames", 1)
+            if pages > 1 and file.format == "TIFF":
+                raise UserError(f"{path}: holds {pages} pages; save every page as a separate file")
+            yield file
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except PIL.UnidentifiedImageError:
+        raise UserError(f"{path}: not a PNG, JPEG or TIFF image we can read, or damaged; remove or replace it") from None
+    except PIL.Image.DecompressionBombError:
+        raise UserError(f"{path}: {_TOO_LARGE}") from None
+    except Exception as err:  # a decoder can raise anything on damaged bytes
+        reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
+        raise UserError(f"{path}: cannot be read ({reason}); damaged or cut short? Remove it or copy it again") from None
+
+
+def _check_size(path: Path, width: int, height: int) -> None:
+    """Refuse by the size the file claims, before anything is decoded."""
+    if width * height > MAX_PIXELS:
+        raise UserError(f"{path}: {width}×{height} pixels, {_TOO_LARGE}")
+    if min(width, height) < MIN_SIDE:
+        raise UserError(f"{path}: {width}×{height} pixels is {TOO_SMALL}")
+
+
+def _pixels(file: Any) -> NDArray[np.float32]:
+    """Decode to ``(H, W, C)``: C = 1 for grey, 3 for colour. Transparency becomes black, palettes are resolved."""
+    if file.mode in _WIDE_MODES or file.mode in ("L", "1"):
+        transparent = file.info.get("transparency")  # one grey value that means "nothing here"
+        stored = np.array(file.convert("L") if file.mode == "1" else file, dtype=np.float32)
+        if isinstance(transparent, int):
+            stored[stored == transparent] = 0.0
+        return stored[:, :, None]
+    if file.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in file.info:
+        rgba = np.asarray(file.convert("RGBA"), dtype=np.float32)
+        colour = np.rint(rgba[:, :, :3] * (rgba[:, :, 3:] / 255.0))
+    else:
+        colour = np.asarray(file.convert("RGB"), dtype=np.float32)
+    is_grey = np.array_equal(colour[..., 0], colour[..., 1]) and np.array_equal(colour[..., 0], colour[..., 2])
+    return colour[:, :, :1] if is_grey else colour

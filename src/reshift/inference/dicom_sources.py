@@ -1,0 +1,63 @@
+"""The headers that DICOM results refer to, completed with what results need (extra ``dicom``)."""
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reshift.data.dicom.header import Header, read_header
+from reshift.data.dicom.series import DicomVolume
+from reshift.data.image import Image
+from reshift.errors import UserError
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+NEEDED = ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
+# May be empty in DICOM, but some exporters leave them out altogether.
+EMPTY = (
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex"),
+    *("AccessionNumber", "ReferringPhysicianName", "StudyID", "StudyDate", "StudyTime"),
+)
+
+
+def read_sources(original: DicomVolume | Image) -> "list[Dataset]":
+    """Headers of the files ``original`` was read from: one per slice along the native first axis, or the one multi-frame file."""
+    paths = list(dict.fromkeys(path for path, _ in original.frames)) if isinstance(original, DicomVolume) else [original.source]
+    sources = [_completed(path) for path in paths]
+    if len(paths) > 1 and any(source.get("NumberOfFrames", 1) > 1 for source in sources):
+        raise UserError(
+            f"{original.source}: its frames are spread over several files; DICOM results need one file, or one per slice"
+        )
+    if isinstance(original, DicomVolume):
+        for source in sources:
+            if "ImagePositionPatient" in source and not source.get("SliceThickness"):  # a slice may lack it, a result may not
+                source.SliceThickness = float(f"{np.linalg.norm(original.native_affine[:3, 0]):.6g}")
+    return sources
+
+
+def _completed(path: Path) -> "Dataset":
+    """A file's header with what DICOM results need: some of it may be empty, some may not."""
+    header = read_header(path)
+    missing = next((tag for tag in NEEDED if header.value(tag) is None), None)
+    if missing:
+        raise UserError(f"{path}: has no {missing}, so no DICOM result can name it; export it again, or leave out DICOM results")
+    for tag in EMPTY:
+        if tag not in header.tags or _is_invalid(tag, header):
+            setattr(header.tags, tag, None)
+    return header.tags
+
+
+def _is_invalid(tag: str, header: Header) -> bool:
+    """Whether a date, a time or a sex is invalid, so that writers refuse it; other tags say who the patient is."""
+    text = " ".join(header.words(tag)) if tag.endswith(("Date", "Time", "Sex")) else ""
+    if tag == "PatientSex":
+        return text not in ("", "M", "F", "O")
+    try:
+        if text and tag.endswith("Date"):
+            datetime.strptime(text, "%Y%m%d")
+    except ValueError:
+        return True
+    return tag.endswith("Time") and re.fullmatch(r"(([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?)?", text) is None

@@ -1,0 +1,89 @@
+"""One process at a time writes to a folder; a killed process leaves nothing that blocks the next one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from reshift.errors import UserError
+from reshift.system.lock import NAME, locked
+
+HOLD = """
+import sys
+from pathlib import Path
+from reshift.system.lock import locked
+sys.stdin.readline()
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def holder(folder: Path) -> "subprocess.Popen[str]":
+    """A process that takes the lock at the first line it reads, and keeps it until the second."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def send_line(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def read_line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_a_second_holder_is_refused_in_one_line(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        with pytest.raises(UserError) as caught, locked(tmp_path):
+            pass
+        assert str(caught.value).startswith(f"{tmp_path}: process {os.getpid()} on ")
+        assert "is writing there; wait until it ends, or choose another folder" in str(caught.value)
+    assert (tmp_path / NAME).read_bytes() == b""  # a published folder does not name the computer
+    with locked(tmp_path):
+        pass
+
+
+def test_of_many_processes_one_gets_the_lock_and_loses_it_when_killed(tmp_path: Path) -> None:
+    many = [holder(tmp_path) for _ in range(4)]
+    for process in many:
+        send_line(process)
+    said = [read_line(process) for process in many]
+    assert sorted(said) == ["", "", "", "held\n"]
+    owner = many[said.index("held\n")]
+    with pytest.raises(UserError, match=f"process {owner.pid} on"), locked(tmp_path):
+        pass
+    owner.kill()
+    os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)  # ended, but still in the process table
+    with locked(tmp_path):
+        assert f"process {os.getpid()}" in (tmp_path / NAME).read_text()
+    for process in many:
+        process.communicate()
+
+
+def test_a_process_can_wait_for_the_lock(tmp_path: Path) -> None:
+    order = list[str]()
+
+    def second() -> None:
+        with locked(tmp_path, wait=True):
+            order.append("second")
+
+    thread = Thread(target=second)
+    with locked(tmp_path):
+        thread.start()
+        thread.join(0.1)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(UserError, match=f"{NAME}: could not be written"), locked(tmp_path):
+        pass

@@ -1,0 +1,279 @@
+"""Draw the tables of the documentation from results/*.csv.
+
+    python tools/tables.py            write them anew
+    python tools/tables.py --check    change nothing; exit 1 if one of them differs from results/*.csv
+
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``.
+"""
+
+import csv
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+Row = dict[str, str]
+
+
+def read(name: str) -> list[Row]:
+    """The rows of ``results/NAME.csv``."""
+    with (ROOT / "results" / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+SETS = ("lgg_flair", "busi", "arc_t1_stroke", "wmh_flair", "nih_cxr")
+METHODS = {"Reshift": "reshift", "PatchCore": "PatchCore", "DAE": "DAE", "VAE": "VAE", "AE": "AE", "DMD": "dmd",
+           "brightness": "brightness", "area": "area"}  # fmt: skip
+PAPER = {  # AUC, AP_pix and Dice of the paper's DMD, on the paper's own data
+    "lgg_flair": ("BraTS2021", "0.872", "0.789", "0.763"), "busi": ("BUSI", "0.938", "0.713", "0.724"),
+    "arc_t1_stroke": ("ATLAS 2.0", "–", "0.495", "0.547"), "wmh_flair": ("WMH", "–", "0.564", "0.609"),
+    "nih_cxr": ("VinDr-CXR", "0.843", "–", "–"),
+}  # fmt: skip
+VARIANTS = {  # with AP_pix and Dice that the paper prints for BraTS2021
+    "DMD": ("0.789", "0.763"),
+    "w/o classifier": ("0.728", "0.716"),
+    "w/o discriminative feedback": ("0.729", "0.717"),
+    "w/o pre-training": ("0.568", "0.625"),
+    "w/o masking strategy": ("0.552", "0.658"),
+    "w/o latent diffusion": ("0.448", "0.479"),
+}
+QUICK = {
+    "lgg_flair": "lgg_flair",
+    "lgg_flair-consensus": "… with `data.consensus=1`, score from 0.5 %",
+    "busi": "busi",
+    "arc_t1_stroke": "arc_t1_stroke",
+    "nih_cxr": "nih_cxr",
+    "wmh_flair-by-lgg": "wmh_flair, by the lgg_flair model",
+}
+
+
+def select(rows: Iterable[Row], **wanted: str) -> list[Row]:
+    """The rows whose columns have these values."""
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def mean(rows: Sequence[Row], column: str) -> str:
+    """The mean over seeds, or a dash where nothing was measured."""
+    values = [float(row[column]) for row in rows if row[column]]
+    return f"{statistics.mean(values):.3f}" if values else "–"
+
+
+def spread(rows: Sequence[Row], column: str) -> str:
+    """Mean ± standard deviation over seeds."""
+    values = [float(row[column]) for row in rows if row[column]]
+    deviation = f"{statistics.stdev(values):.3f}" if len(values) > 1 else "0.000"
+    return mean(rows, column) + (f" ± {deviation}" if float(deviation) else "")
+
+
+def interval(row: Row, column: str) -> str:
+    """A value with its 95 % interval."""
+    low, high = row[f"{column}.low"], row[f"{column}.high"]
+    return f"{float(row[column]):.3f} ({float(low):.3f}–{float(high):.3f})" if row[column] else "–"
+
+
+def fixed(value: str) -> str:
+    """Three digits after the point."""
+    return f"{float(value):.3f}" if value else "–"
+
+
+def best(lines: list[list[str]], columns: Iterable[int]) -> None:
+    """Make the highest value of each column bold; what prints the same is marked the same."""
+    for column in columns:
+        highest = max((line[column][:5] for line in lines if line[column][0].isdigit()), default="")
+        for line in lines:
+            number, mark, rest = line[column].partition("<sup>")
+            if highest and number.startswith(highest):
+                line[column] = f"**{number}**{mark}{rest}"
+
+
+def table(header: str, lines: Iterable[Sequence[str]]) -> list[str]:
+    """Markdown."""
+    return [f"| {header} |", "|" + "---|" * (header.count("|") + 1), *(f"| {' | '.join(line)} |" for line in lines)]
+
+
+def marker(name: str) -> Callable[[str, str, str], str]:
+    """Looks up whether a paired test found a difference."""
+    marks = {(row["dataset"], row["row"], row["metric"]): row["mark"] for row in select(read("real-tests"), table=name)}
+    signs = {"+": "<sup>+</sup>", "-": "<sup>−</sup>"}
+    return lambda dataset, row, metric: signs.get(marks.get((dataset, row, metric), ""), "")
+
+
+def real() -> list[str]:
+    """Every method on every set."""
+    rows, lines = read("real"), []
+    image, pixel = marker("image"), marker("pixel")
+    for dataset in SETS:
+        block = []
+        for label, shown in METHODS.items():
+            if not (seeds := select(rows, dataset=dataset, row=label, setting="")):
+                continue
+            name = shown if len(seeds) == 3 else f"{shown} ({len(seeds)} seeds)"
+            block.append([
+                "", name, spread(seeds, "image.auc") + image(dataset, label, "image.auc"), mean(seeds, "image.fpr"),
+                mean(seeds, "image.tpr"), *(spread(seeds, m) + pixel(dataset, label, m) for m in ("pixel.ap", "pixel.dice")),
+                mean(seeds, "pixel.dice_max"),
+            ])  # fmt: skip
+        best(block, (2, 5, 6))
+        block[0][0] = dataset
+        name, auc, ap, dice = PAPER[dataset]
+        lines += [*block, ["", f"*paper's DMD on {name}*", f"*{auc}*", "", "", f"*{ap}*", f"*{dice}*", ""]]
+    return table("set | method | AUC | FPR at P95 | TPR | AP_pix | Dice | best possible Dice", lines)
+
+
+def ablation() -> list[str]:
+    """The paper's variants of DMD."""
+    rows, mark, lines = read("real"), marker("ablation"), []
+    for label, (ap, dice) in VARIANTS.items():
+        lgg, wmh = (select(rows, dataset=dataset, row=label) for dataset in ("lgg_flair", "wmh_flair"))
+        signs = {(d, m): mark(d, label, m) for d in ("lgg_flair", "wmh_flair") for m in ("image.auc", "pixel.ap", "pixel.dice")}
+        lines.append([
+            label, spread(lgg, "image.auc") + signs["lgg_flair", "image.auc"],
+            f"{spread(lgg, 'pixel.ap')}{signs['lgg_flair', 'pixel.ap']} ({ap})",
+            f"{spread(lgg, 'pixel.dice')}{signs['lgg_flair', 'pixel.dice']} ({dice})",
+            *(mean(wmh, m) + signs["wmh_flair", m] for m in ("image.auc", "pixel.ap", "pixel.dice")),
+        ])  # fmt: skip
+    return table("variant | lgg_flair: AUC | AP_pix (paper) | Dice (paper) | wmh_flair: AUC | AP_pix | Dice", lines)
+
+
+def sensitivity() -> list[str]:
+    """AP_pix and Dice of DMD against t* and the side of a mask."""
+    rows = select(read("real"), dataset="lgg_flair", method="dmd")
+    found = []
+    for name, shown, default, values in (
+        ("t_star", "t*", 500, range(100, 1000, 100)),
+        ("mask_side", "mask side", 4, range(2, 9)),
+    ):
+        seeds = {v: select(rows, **({"row": "DMD"} if v == default else {"setting": f"model.{name}={v}"})) for v in values}
+        lines = [
+            [shown_as, *(spread(seeds[v], m) for v in values)] for shown_as, m in (("AP_pix", "pixel.ap"), ("Dice", "pixel.dice"))
+        ]
+        found += [*table(" | ".join([shown, *map(str, values)]), lines), ""]
+    return found[:-1]
+
+
+def thresholds() -> list[str]:
+    """DMD with thresholds from training normals."""
+    rows = select(read("dmd-paper"), thresholds="training")
+    lines = []
+    for dataset in ("lgg_flair", "busi", "arc_t1_stroke", "nih_cxr"):
+        seeds = select(rows, dataset=dataset)
+        lines.append([dataset, *(spread(seeds, m) for m in ("image.f1", "image.fpr", "image.tpr", "pixel.dice"))])
+    return table("set | F1 | FPR | TPR | Dice", lines)
+
+
+def kernels() -> list[str]:
+    """Detection of DMD before and after the GPU kernels."""
+    suite, later = select(read("real"), row="DMD"), select(read("dmd-paper"), run="all kernels")
+    lines = []
+    for dataset in ("lgg_flair", "busi"):
+        for name, rows in (("before", suite), ("after", later)):
+            seeds = select(rows, dataset=dataset)
+            lines.append([dataset, name, *(spread(seeds, m) for m in ("image.auc", "image.fpr", "pixel.ap", "pixel.dice"))])
+    return table("set | kernels | AUC | FPR at P95 | AP_pix | Dice", lines)
+
+
+def quick() -> list[str]:
+    """The default method in minutes on two CPU cores."""
+    rows = {row["case"]: row for row in read("reshift-quick")}
+    lines = [
+        [name, interval(row := rows[case], "image.auc"), fixed(row["image.fpr"]), interval(row, "pixel.ap"),
+         interval(row, "pixel.dice"), fixed(row["pixel.dice_max"])] for case, name in QUICK.items()
+    ]  # fmt: skip
+    return table("set | AUC | FPR at P95 | AP_pix | Dice | best possible Dice", lines)
+
+
+def text() -> list[str]:
+    """What painted words do to normal images of BUSI."""
+    lines = [
+        [row["about"], *(fixed(row[m]) for m in ("flagged", "flagged_with_text", "auc_of_text", "text_pixels_above_threshold")),
+         *(f"{fixed(row[f'{part}.auc'])} / {fixed(row[f'{part}.ap_pix'])}" for part in ("all", "without_marks"))]
+        for row in read("text")
+    ]  # fmt: skip
+    return table(
+        "model | flagged | with text | AUC of the text | text pixels above threshold | AUC / AP_pix, all | without marks", lines
+    )
+
+
+def baselines(dataset: str) -> list[str]:
+    """Every baseline on one set."""
+    lines = []
+    for row in sorted(select(read("baselines"), dataset=dataset), key=lambda row: -float(row["pixel.ap"])):
+        name = row["method"] + (" †" if row["method"] == "diffuse" else "")
+        name += " (`model.unit=false`)" if "unit" in row["settings"] else ""
+        shared = row["method"] in {"thor-gaussian", "autoddpm", "diffuse"}
+        lines.append([
+            name, "(ddpm's)" if shared else row["updates"] or "–", interval(row, "image.auc"), fixed(row["image_by_top.auc"]),
+            fixed(row["image.fpr"]), interval(row, "pixel.ap"), fixed(row["pixel.dice"]), fixed(row["pixel.dice_max"]),
+            f"{float(row['train_seconds']):.0f} s",
+        ])  # fmt: skip
+    header = "updates | AUC | AUC, highest 2 % | FPR at P95 | AP_pix | Dice | best possible Dice | training"
+    return table(f"{dataset} | {header}", lines)
+
+
+RESEARCH = {  # variant and combination of the witnesses
+    ("base", "distance 1"): "**the full profile as it is**",
+    ("base-again", "distance 1"): "the same seed once more",
+    ("norest", "distance 1"): "without restoration as a source of shifts",
+    ("mirror", "distance 1"): "mirror image as second channel",
+    ("side288", "distance 1"): "features of the image at 288 pixels",
+    ("base-iqr", "distance 1"): "median and quartiles of every image set alike",
+    ("wide", "distance 1"): "wider augmentation of grey values",
+    ("faint", "distance 1"): "shifts of 25 to 100 % of their strength",
+    ("repair", "distance 1"): "the discriminator also learns to undo the shift",
+    ("repair", "distance 1; repair 1"): "… and what it would undo is a third witness",
+    ("strokes03", "distance 1"): "strokes removed from a step of 0.3 on, not 0.5",
+}
+
+
+def research() -> list[str]:
+    """What was tried with the full profile of ``reshift``."""
+    rows, lines = read("research"), []
+    for (variant, combination), name in RESEARCH.items():
+        line = [name]
+        for dataset in ("lgg_flair", "busi", "arc_t1_stroke"):
+            found = select(rows, trained_on=dataset, variant=variant, combination=combination)
+            bank, test = (select(found, judged_on=where) for where in ("bank", dataset))
+            both = (" / ".join(fixed(r[0][m]) for m in names) if r else "–" for r, names in
+                    ((test, ("auc0.005", "ap", "dice")), (bank, ("ap", "auc0.005"))))  # fmt: skip
+            line += both
+        lines.append(line)
+    sets = " | ".join(f"{dataset} | bank" for dataset in ("lgg_flair", "busi", "arc_t1_stroke"))
+    return table(f"what | {sets}", lines)
+
+
+def weights() -> list[str]:
+    """How much the distance should weigh, mean of three sets."""
+    rows, lines = select(read("research"), variant="base"), []
+    for combination in ("distance 0", "distance 0.5", "distance 1", "distance 2", "distance 3", "distance 4", "distance alone"):
+        found = select(rows, combination=combination)
+        bank = select(found, judged_on="bank")
+        test = [row for row in found if row["judged_on"] == row["trained_on"]]
+        lines.append([combination.removeprefix("distance "), mean(bank, "ap"), mean(test, "ap")])
+    return table("weight of the distance | bank AP | real AP_pix", lines)
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    f.__name__: f for f in (real, ablation, sensitivity, thresholds, kernels, quick, text, research, weights)
+} | {f"baselines-{dataset}": lambda dataset=dataset: baselines(dataset) for dataset in ("lgg_flair", "busi")}
+
+
+def fill(page: str) -> str:
+    """The page with all its tables drawn anew."""
+    block = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return block.sub(lambda found: found[1] + "\n".join(TABLES[found[2]]()) + "\n" + found[3], page)
+
+
+def main() -> None:
+    """Write or check the tables of every page."""
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        old = page.read_text()
+        if (new := fill(old)) != old:
+            if "--check" in sys.argv:
+                sys.exit(f"{page.name}: a table differs from results/; run python tools/tables.py")
+            page.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
