@@ -15,6 +15,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RESHIFT_CACHE"] = "off"  # a test that wants trained stages to be shared says where
 
 
+# Files that train, start processes, interpret kernels or open a browser: the longest first. `make test-fast` leaves them out.
+SLOW = (
+    "test_sanity", "test_train", "test_ray_score", "test_benchmarks", "test_ray_bench", "test_bench_killed",
+    "test_interrupted", "test_thin_conv", "test_bench_smoke", "test_bench_stopped", "test_accelerate", "test_methods",
+    "test_stagecache", "test_end_to_end", "test_batch_norm_relu", "test_batch_norm_relu_pool", "test_prepare_command",
+    "test_add_a_method", "test_adamw", "test_select", "test_sweep", "test_report", "test_figures_maps",
+    "test_group_norm", "test_figures", "test_dae", "test_bench_run", "test_crossfit", "test_acquisition_features",
+    "test_workers", "test_image_pool",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow files and put them first, so that no worker is left with a long one at the end."""
+    place = {name: i for i, name in enumerate(SLOW)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    for item in items:
+        if item.path.stem in place:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def run_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     """``run_cli("train", "--data", path, …)``: the real entry point, in this process for speed."""
@@ -28,9 +48,10 @@ def run_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         shown = capsys.readouterr()
         return Outcome(int(stop.value.code or 0), shown.out, shown.err)
 
-    before = signal.getsignal(signal.SIGTERM)  # main takes it over
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}  # main takes them over
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -164,14 +164,41 @@ def thresholds() -> list[str]:
 
 
 def kernels() -> list[str]:
-    """Detection of DMD before and after the GPU kernels."""
-    suite, later = select(read("real"), row="DMD"), select(read("dmd-paper"), run="all kernels")
+    """Detection before the GPU kernels, with all of them, and after they moved out of the networks."""
+    suite, later, moved = read("real"), select(read("dmd-paper"), run="all kernels"), read("restructured")
     lines = []
     for dataset in ("lgg_flair", "busi"):
-        for name, rows in (("before", suite), ("after", later)):
+        versions = [
+            ("DMD", "before", select(suite, row="DMD")),
+            ("DMD", "with all kernels", later),
+            ("DMD", "kernels apart from the networks", select(moved, method="dmd")),
+            ("reshift", "before", select(suite, row="Reshift")),
+            ("reshift", "kernels apart from the networks", select(moved, method="reshift")),
+        ]
+        for method, name, rows in versions:
             seeds = select(rows, dataset=dataset)
-            lines.append([dataset, name, *(spread(seeds, m) for m in ("image.auc", "image.fpr", "pixel.ap", "pixel.dice"))])
-    return table("set | kernels | AUC | FPR at P95 | AP_pix | Dice", lines)
+            values = (spread(seeds, m) for m in ("image.auc", "image.fpr", "pixel.ap", "pixel.dice"))
+            lines.append([dataset, method, name, *values])
+    return table("set | method | version | AUC | FPR at P95 | AP_pix | Dice", lines)
+
+
+def fast_parts() -> list[str]:
+    """What every fast part is worth: by how much each number gets worse without it."""
+    columns = ("stage1_ms", "stage2_ms", "scoring_images_s", "reshift_step_ms", "reshift_scoring_images_s")
+    every = read("kernels")
+    base, lines = every[0], []
+    for row in every:
+        cells = [f"{row[name]}{_slower(base, row, name)}" if row[name] else "–" for name in columns]
+        lines.append([row["variant"], row["lines"] or "", *cells])
+    header = "variant | lines | Stage I, ms | Stage II, ms | scoring, images/s | `reshift` step, ms | `reshift` scoring, images/s"
+    return table(header, lines)
+
+
+def _slower(base: Row, row: Row, name: str) -> str:
+    """The loss in per cent, where it is at least one."""
+    ratio = float(row[name]) / float(base[name])
+    loss = 100.0 * ((1.0 / ratio if name.endswith("images_s") else ratio) - 1.0)
+    return f" (+{loss:.0f} %)" if loss >= 1.0 else ""
 
 
 def quick() -> list[str]:
@@ -255,7 +282,8 @@ def weights() -> list[str]:
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
-    f.__name__: f for f in (real, ablation, sensitivity, thresholds, kernels, quick, text, research, weights)
+    f.__name__.replace("_", "-"): f
+    for f in (real, ablation, sensitivity, thresholds, kernels, fast_parts, quick, text, research, weights)
 } | {f"baselines-{dataset}": lambda dataset=dataset: baselines(dataset) for dataset in ("lgg_flair", "busi")}
 
 

@@ -1,14 +1,18 @@
 """Settings: frozen pydantic models ↔ TOML. Later layers win: defaults, profile, ``--config`` file, ``--set``, other options."""
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reshift.errors import UserError
+
+MAX_DEPTH = 50  # of tables in tables; ours have five
+MAX_SHOWN = 100  # characters of a wrong value in a message
 
 
 class Frozen(BaseModel):
@@ -85,6 +89,7 @@ class Config(Frozen):
 
 
 Model = TypeVar("Model", bound=BaseModel)
+Parsed = TypeVar("Parsed")
 
 
 def parse(cls: type[Model], values: Mapping[str, Any], where: str = "") -> Model:
@@ -99,7 +104,9 @@ def parse(cls: type[Model], values: Mapping[str, Any], where: str = "") -> Model
         name = ".".join([where, *path] if where else path)
         if first["type"] == "extra_forbidden":
             raise UserError(f"unknown setting '{name}'{_nearest(cls, path, where)}") from None
-        raise UserError(f"setting '{name}' = {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        shown, message = repr(first["input"]), first["msg"].removeprefix("Value error, ")
+        shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
+        raise UserError(f"setting '{name}' = {shown}: {message[:1].lower()}{message[1:]}") from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -122,11 +129,41 @@ def _nearest(cls: type[BaseModel], path: list[str], where: str) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a config file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such config file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+    except ValueError as err:
         raise UserError(f"{path}: not valid TOML ({err})") from None
+
+
+def read_json(text: str | bytes) -> Any:
+    """Parse JSON that may be damaged or a stranger's. ValueError where it is not valid, or nested too deep for Python's stack."""
+    try:
+        return _refuse_deep(json.loads(text, parse_constant=_refuse_constant))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        return _refuse_deep(tomllib.loads(text))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _refuse_deep(value: Parsed) -> Parsed:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for items in inner for item in items]
+        if not level:
+            return value
+    raise ValueError("nested too deep")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """We never write NaN or Infinity; Python's reader would take them."""
+    raise ValueError(name)
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
@@ -135,10 +172,13 @@ def parse_assignment(text: str) -> dict[str, Any]:
     if not equals or not key.strip():
         raise UserError(f"--set {text}: write it as key=value, e.g. --set train.lr=1e-4")
     try:
-        value = tomllib.loads(f"v = {raw.strip()}")["v"]
-    except tomllib.TOMLDecodeError:
+        value = _toml(f"v = {raw.strip()}")["v"]
+    except ValueError:
         value = raw.strip()
-    for part in reversed(key.strip().split(".")):
+    parts = key.strip().split(".")
+    if len(parts) > MAX_DEPTH:
+        raise UserError(f"--set {text[:MAX_SHOWN]}…: no setting lies so deep; write it as key=value, e.g. --set train.lr=1e-4")
+    for part in reversed(parts):
         value = {part: value}
     return dict(value)
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from helpers import Cli, refused, run_process, start
 from processes import meanwhile, wait_until
 
 from reshift.bench.cells import read_cells
-from reshift.system.lock import NAME, locked
+from reshift.system.lock import NAME, output_folder
 
 NO_CHECKPOINTS = HEAD.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0, log_every = 1")
 
@@ -84,5 +86,7 @@ def test_unfinished_files_of_a_killed_run_are_removed(tmp_path: Path, run_cli: C
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path, run_cli: Cli) -> None:
     suite = write_suite(tmp_path, HEAD, BRIGHTNESS)
-    with locked(tmp_path / "out"):
+    with ThreadPoolExecutor(1) as other, ExitStack() as stack:  # the lock is of the thread that took it
+        other.submit(stack.enter_context, output_folder(tmp_path / "out")).result()
         refused(run_cli("bench", suite, "--out", tmp_path / "out"), tmp_path / "out", "process", "is writing there")
+        other.submit(stack.close).result()

@@ -1,16 +1,22 @@
 """Zip files are unpacked completely, and nothing in an archive can write outside its temporary folder."""
 
 import contextlib
+import os
 import shutil
+import signal
 import stat
+import subprocess
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import BRIGHTNESS, Cli, noise, save_many
+from helpers import BRIGHTNESS, Cli, noise, read_records, save_many, start, write_manifest
+from helpers import refused as refused_by_command
 from PIL import Image
+from processes import wait_until
 
 from reshift.data import archive
 from reshift.data.archive import unpacked
@@ -184,7 +190,98 @@ def test_commands_accept_a_zip_file_and_remove_its_folder(run_cli: Cli, tmp_path
     assert run_cli("score", tmp_path / "run" / "bundle", data, "--out", out).code == 0
     first = (out / "scores.jsonl").read_text()
     assert first.count("\n") == 12
+    assert f'"{data}!healthy/000.png"' in first
     assert run_cli("score", tmp_path / "run" / "bundle", data, "--out", out).code == 0
     assert (out / "scores.jsonl").read_text() == first  # the same names again, so nothing is scored twice
     assert (out / "maps" / "healthy" / "000.png.npy").exists()
     assert list(temporary.iterdir()) == []
+
+
+STUCK = """
+import os, tempfile, time, reshift.inference.images as module
+tempfile.tempdir = os.environ["SCRATCH"]
+write = module.write_case
+module.write_case = lambda task, sample: (time.sleep(4 * (sample.case.name[-5] >= "5")), write(task, sample))[1]
+"""
+
+
+@pytest.fixture
+def zipped(tmp_path: Path) -> Path:
+    save_many(tmp_path / "healthy")
+    return Path(shutil.make_archive(str(tmp_path / "healthy"), "zip", tmp_path, "healthy"))
+
+
+@contextlib.contextmanager
+def scoring(
+    bundle: Path, data: Path, out: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> "Iterator[subprocess.Popen[str]]":
+    """A process that has scored some images of a zip file, and waits."""
+    monkeypatch.setenv("SCRATCH", str(scratch))
+    process = start("score", bundle, data, "--out", out, prelude=STUCK)
+    try:
+        wait_until(lambda: (out / "scores.jsonl").exists() and (out / "scores.jsonl").read_bytes().count(b"\n") == 5, process)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_killed_run_left_is_removed_and_its_records_count(
+    run_cli: Cli, tiny_bundle: Path, zipped: Path, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with scoring(tiny_bundle, zipped, out, scratch, monkeypatch) as process:
+        (left,) = scratch.iterdir()
+        assert stat.S_IMODE(left.stat().st_mode) == 0o700
+        process.kill()
+    assert list(scratch.iterdir()) == [left]
+    before = (out / "maps" / "healthy" / "000.png.npy").stat().st_mtime_ns
+    assert run_cli("score", tiny_bundle, zipped, "--out", out).code == 0
+    assert [record["input"] for record in read_records(out)] == [f"{zipped}!healthy/{i:03d}.png" for i in range(12)]
+    assert (out / "maps" / "healthy" / "000.png.npy").stat().st_mtime_ns == before  # scored once
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_closed_terminal_removes_what_was_unpacked(
+    tiny_bundle: Path, zipped: Path, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scoring(tiny_bundle, zipped, tmp_path / "out", scratch, monkeypatch) as process:
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 130
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_folder_in_use_is_left_alone(
+    run_cli: Cli, tiny_bundle: Path, zipped: Path, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scoring(tiny_bundle, zipped, tmp_path / "out", scratch, monkeypatch) as process:
+        (used,) = scratch.iterdir()
+        assert run_cli("score", tiny_bundle, zipped, "--out", tmp_path / "other").code == 0
+        assert list(scratch.iterdir()) == [used]
+        assert len(list(used.rglob("*.png"))) == 12
+        assert process.poll() is None
+    assert len(read_records(tmp_path / "other")) == 12
+
+
+def test_errors_name_the_archive(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
+    path = pack(tmp_path / "a.zip", {"in/bad.png": b"no image", "in/deep/bad.tif": b""})
+    done = run_cli("score", tiny_bundle, path, "--out", tmp_path / "out")
+    assert done.code == 3
+    for record in read_records(tmp_path / "out"):
+        assert record["input"].startswith(f"{path}!in/")
+        assert record["error"].startswith(f"{record['input']}: ")
+    empty = pack(tmp_path / "b.zip", {"note.txt": b"x"})
+    refused_by_command(run_cli("score", tiny_bundle, empty, "--out", tmp_path / "out2"), f"{empty}: no PNG")
+
+
+@pytest.mark.parametrize("where", ["/absolute", "../../..", "images/../../.."])
+def test_a_list_in_an_archive_names_only_files_of_the_archive(run_cli: Cli, tmp_path: Path, where: str) -> None:
+    save_many(tmp_path / "secret")
+    save_many(tmp_path / "in" / "images", 3)
+    secret = tmp_path / "secret" / "000.png"
+    named = secret if where == "/absolute" else f"{where}/{os.path.relpath(secret, tmp_path / 'scratch')}"
+    rows = ["images/000.png,,a,0,test,", f"images/001.png,{named},b,1,test,"]
+    write_manifest(tmp_path / "in", *rows)
+    data = Path(shutil.make_archive(str(tmp_path / "data"), "zip", tmp_path / "in"))
+    for command in (("check", data), ("train", "--data", data, "--out", tmp_path / "run")):
+        refused_by_command(run_cli(*command), f"{data}!manifest.csv: lists", "not in the archive")

@@ -242,7 +242,7 @@ from reshift.inference.dicom_export import export_dicom
 from reshift.inference.dicom_sources import read_sources
 from reshift.errors import UserError
 root = Path({str(tmp_path)!r})
-print(*find_series(root / "good"))
+print(*find_series(root / "good").series)
 for folder in ("good", "bad", "odd"):
     try:
         volume = read_series(root / folder)

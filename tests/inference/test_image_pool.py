@@ -37,7 +37,7 @@ def task(out: Path) -> Task:
 
 
 def cases(folder: Path) -> list[ScoreCase]:
-    return [ScoreCase(Input(path), path.name) for path in sorted(folder.iterdir())]
+    return [ScoreCase(Input(path), path.name, str(path)) for path in sorted(folder.iterdir())]
 
 
 def results(out: Path) -> tuple[list[dict[str, object]], dict[str, bytes]]:
@@ -74,7 +74,7 @@ def test_batches_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for mine, theirs in zip(*found, strict=True):
         assert (mine.case, str(mine.error)) == (theirs.case, str(theirs.error))
         np.testing.assert_array_equal(mine.prepared.pixels, theirs.prepared.pixels)
-    assert [sample.case for sample in found[0]] == cases(images)
+    assert [sample.case._replace(content=None) for sample in found[0]] == cases(images)
 
 
 def test_large_images_wait_in_smaller_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

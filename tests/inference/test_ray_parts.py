@@ -100,7 +100,7 @@ def test_chunks_are_whole_batches_and_not_too_many(cases: int, workers: int, gpu
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 9))
 def test_chunks_hold_everything_in_order(volumes: list[bool], size: int) -> None:
-    cases = [ScoreCase(Input(Path(f"{i}.nii" if volume else f"{i}.png")), str(i)) for i, volume in enumerate(volumes)]
+    cases = [ScoreCase(Input(Path(f"{i}.nii" if volume else f"{i}.png")), str(i), str(i)) for i, volume in enumerate(volumes)]
     chunks = list(score_ray._chunks(range(len(cases)), cases, size))
     assert [i for chunk in chunks for i in chunk] == list(range(len(cases)))
     for chunk in chunks:
@@ -111,7 +111,7 @@ def test_chunks_hold_everything_in_order(volumes: list[bool], size: int) -> None
 def test_a_job_travels_as_text(tmp_path: Path) -> None:
     series(tmp_path / "in" / "scan")
     save_many(tmp_path / "in", 2)
-    odd = ScoreCase(Input(Path(os.fsdecode(b"caf\xe9.png"))), os.fsdecode(b"caf\xe9.png"))  # no Unicode
+    odd = ScoreCase(Input(Path(os.fsdecode(b"caf\xe9.png"))), os.fsdecode(b"caf\xe9.png"), "caf")  # no Unicode
     cases = [*find_cases([tmp_path / "in"]), odd]
     assert any(case.input.series for case in cases)
     assert [unpacked(*json.loads(json.dumps(packed(case)))) for case in cases] == cases

@@ -1,5 +1,6 @@
 """DICOM through the commands: which files make a scan, what it is reported as, and a map on its own voxels."""
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from reshift.data.volume import Volume
 from reshift.errors import UserError
 
 OTHER = "1.2.826.0.1.3680043.8.498.99"
+FIRST, SECOND = (f"CT-{hashlib.sha256(f'{OTHER}.{k}'.encode()).hexdigest()[:8]}" for k in (1, 2))
 
 
 def loaded(path: Path) -> Any:
@@ -41,12 +43,12 @@ def tree(root: Path) -> Path:
 def test_a_folder_is_taken_apart_by_headers(tmp_path: Path) -> None:
     scans = list_inputs(tree(tmp_path))
     names = [scan.path.relative_to(tmp_path).as_posix() for scan in scans]
-    assert names == ["alone", "both/CT-498.99.1", "both/CT-498.99.2", "chest/film.dcm", "picture.png"]
-    assert [len(scan.series.files) if scan.series else 0 for scan in scans] == [5, 5, 4, 0, 0]
+    assert names == ["alone", *sorted([f"both/{FIRST}", f"both/{SECOND}"]), "chest/film.dcm", "picture.png"]
+    assert {scan.path.name: len(scan.series.files) for scan in scans if scan.series} == {"alone": 5, FIRST: 5, SECOND: 4}
 
 
 def test_no_headers_are_read_where_no_dicom_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(_folder: Path) -> None:
+    def never(*_: object) -> None:
         raise AssertionError("headers were read")
 
     monkeypatch.setattr("reshift.data.dicom.series.find_series", never)
@@ -65,8 +67,8 @@ def test_scoring(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
     maps = {name: record["map"].removeprefix("maps/in/") for name, record in wholes.items()}
     assert maps == {
         "alone": "alone.nii.gz",
-        "both/CT-498.99.1": "both/CT-498.99.1.nii.gz",
-        "both/CT-498.99.2": "both/CT-498.99.2.nii.gz",
+        f"both/{FIRST}": f"both/{FIRST}.nii.gz",
+        f"both/{SECOND}": f"both/{SECOND}.nii.gz",
         "chest/film.dcm": "chest/film.dcm.npy",
         "picture.png": "picture.png.npy",
     }
@@ -111,7 +113,7 @@ def test_dicom_results_beside_the_maps(run_cli: Cli, tiny_bundle: Path, tmp_path
     done = run_cli("score", tiny_bundle, root, "--out", out, "--dicom-out")
     assert done.code == 0, done
     made = {path.parent.relative_to(out / "dicom").as_posix() for path in (out / "dicom").rglob("mask.dcm")}
-    assert made == {"in/alone", "in/both/CT-498.99.1", "in/both/CT-498.99.2", "in/chest/film.dcm"}  # and none of the PNG
+    assert made == {"in/alone", f"in/both/{FIRST}", f"in/both/{SECOND}", "in/chest/film.dcm"}  # and none of the PNG
     mapped = pydicom.dcmread(out / "dicom" / "in" / "alone" / "map.dcm")
     volume, heat = read_series(root / "alone"), loaded(out / "maps" / "in" / "alone.nii.gz").get_fdata()
     stored = np.frombuffer(mapped.FloatPixelData, dtype=np.float32).reshape(mapped.NumberOfFrames, mapped.Rows, mapped.Columns)

@@ -73,7 +73,7 @@ def results_in(out: Path) -> dict[str, Any]:
 
 def times(folder: Path) -> dict[Path, int]:
     """When each file was written."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def run_in_process(tasks: Sequence[Task], _workers: int, _device: str, report: Callable[[Event], object]) -> None:

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 
 from reshift.errors import UserError
-from reshift.system.lock import NAME, locked
+from reshift.system.lock import NAME, locked, output_folder
 
 HOLD = """
 import sys
@@ -39,12 +39,28 @@ def read_line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline()
 
 
+def lock_in_a_thread(folder: Path) -> str:
+    """What another thread is told that asks for the lock."""
+    caught = list[str]()
+
+    def work() -> None:
+        try:
+            with locked(folder):
+                caught.append("")
+        except UserError as err:
+            caught.append(str(err))
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    return caught[0]
+
+
 def test_a_second_holder_is_refused_in_one_line(tmp_path: Path) -> None:
     with locked(tmp_path):
-        with pytest.raises(UserError) as caught, locked(tmp_path):
-            pass
-        assert str(caught.value).startswith(f"{tmp_path}: process {os.getpid()} on ")
-        assert "is writing there; wait until it ends, or choose another folder" in str(caught.value)
+        message = lock_in_a_thread(tmp_path)
+        assert message.startswith(f"{tmp_path}: process {os.getpid()} on ")
+        assert "is writing there; wait until it ends, or choose another folder" in message
     assert (tmp_path / NAME).read_bytes() == b""  # a published folder does not name the computer
     with locked(tmp_path):
         pass
@@ -65,6 +81,15 @@ def test_of_many_processes_one_gets_the_lock_and_loses_it_when_killed(tmp_path: 
         assert f"process {os.getpid()}" in (tmp_path / NAME).read_text()
     for process in many:
         process.communicate()
+
+
+def test_a_command_may_lock_its_folder_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with output_folder(tmp_path / "out"), locked(Path("out")):
+        with locked(tmp_path / "out"):
+            pass
+        assert "is writing there" in lock_in_a_thread(tmp_path / "out")  # not freed by the inner one
+    assert lock_in_a_thread(tmp_path / "out") == ""
 
 
 def test_a_process_can_wait_for_the_lock(tmp_path: Path) -> None:

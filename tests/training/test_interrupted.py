@@ -1,8 +1,13 @@
 """A full disk, a kill and Ctrl-C, all for real in another process: one line, nothing half-written, and the work goes on."""
 
+import fcntl
+import os
+import pty
 import shutil
 import signal
 import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -115,7 +120,46 @@ def test_stopping_with_helpers_loses_nothing(
     assert len(read_records(out)) == 600
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+LONG = ("--method", "ae", "--profile", "quick", "--set", "data.size=32", "--set", "model.epochs=100000")
+
+
+def test_a_closed_terminal_saves_a_checkpoint(folder_of_images: Path, tmp_path: Path) -> None:
+    """The terminal is a real one: the system sends SIGHUP when it is closed, and every later write to it fails."""
+    own, theirs = pty.openpty()
+    program = "from reshift.cli.app import main; main()"
+    args = ("train", "--data", folder_of_images, "--out", tmp_path, *LONG)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs, text=True,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 (no other way to a terminal of its own)
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        wait_for(tmp_path / "log.jsonl", 2, process)
+        assert not (tmp_path / "checkpoint.safetensors").exists()
+        os.close(own)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "checkpoint.safetensors").exists()
+    assert_nothing_half_written(tmp_path)
+
+
+def test_nohup_keeps_its_meaning(folder_of_images: Path, tmp_path: Path) -> None:
+    process = start("train", "--data", folder_of_images, "--out", tmp_path, *LONG,
+                    prelude="signal.signal(signal.SIGHUP, signal.SIG_IGN)")  # fmt: skip
+    try:
+        wait_for(tmp_path / "log.jsonl", 2, process)
+        process.send_signal(signal.SIGHUP)
+        lines = (tmp_path / "log.jsonl").read_bytes().count(b"\n")
+        wait_for(tmp_path / "log.jsonl", lines + 3, process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stopping_is_one_line(tiny_bundle: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = start("score", tiny_bundle, save_many(tmp_path / "in", 40), "--out", tmp_path / "out", prelude=SLOWLY)
     wait_for(tmp_path / "out" / "scores.jsonl", 1, process)

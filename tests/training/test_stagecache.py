@@ -1,6 +1,7 @@
 """Stages that are trained once and shared."""
 
 import json
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from reshift.config import TrainConfig
 from reshift.system.cache import VARIABLE, cache_folder
+from reshift.system.files import writing
 from reshift.training.step import learning_rate
 
 TINY = ("--set", "data.size=32", "--set", "model.epochs=2", "--set", "model.widths=[8,8]", "--set", "model.t_star=4",
@@ -75,6 +77,31 @@ def test_a_stage_of_another_config_or_a_damaged_one_is_refused(
     refused(run_cli(*first, "--out", tmp_path / "c"), one, "another config", "train.lr", "delete it")
     one.write_bytes(two.read_bytes()[:100])
     refused(run_cli(*first, "--out", tmp_path / "d"), one, "damaged", "delete it")
+
+
+def test_a_cache_that_cannot_be_written_costs_no_training(run_cli: Cli, folder_of_images: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    where = ("--set", f"train.cache={tmp_path / 'file' / 'cache'}")
+    train = ("train", "--data", folder_of_images, "--method", "ddpm", *TINY)
+    with pytest.warns(UserWarning, match=r"file/cache: the trained stage cannot be kept there \(Not a directory\)"):
+        assert run_cli(*train, "--out", tmp_path / "a", *where).code == 0
+    assert run_cli(*train, "--out", tmp_path / "b", "--set", "train.cache=off").code == 0
+    first, second = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+def test_a_full_disk_of_the_cache_costs_no_training(
+    run_cli: Cli, folder_of_images: Path, tmp_path: Path, cache: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _data: bytes) -> None:
+        with writing(path):
+            raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("reshift.training.stage_cache.atomic_bytes", full)
+    with pytest.warns(UserWarning, match=r"cache: the trained stage cannot be kept there \(No space left on device\)"):
+        done = run_cli("train", "--data", folder_of_images, "--out", tmp_path / "a", "--method", "ddpm", *TINY, *cache)
+    assert done.code == 0
+    assert run_cli("info", tmp_path / "a" / "bundle").code == 0
 
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from reshift.config import RUNTIME_SETTINGS
+from reshift.config import RUNTIME_SETTINGS, read_json
 from reshift.methods import caveat
 from reshift.system.files import atomic_text
 
@@ -128,7 +128,7 @@ def read_cells(out: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
     found, warnings = dict[Path, dict[str, Any]](), list[str]()
     for path in sorted((out / "cells").glob("*.json")):
         try:
-            cell = json.loads(path.read_text(encoding="utf-8"))
+            cell = read_json(path.read_text(encoding="utf-8"))
             fault = _fault(cell)
         except (ValueError, OSError, KeyError, TypeError, AttributeError):
             fault = "damaged or incomplete"

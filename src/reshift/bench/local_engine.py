@@ -15,6 +15,7 @@ from reshift.bench.cells import Event, Task, write_failed_cell
 from reshift.errors import Stopped, UserError
 from reshift.system.cores import cores
 from reshift.system.imports import heavy_imports
+from reshift.system.workers import spawning
 
 STOP_SECONDS = 60.0  # a worker that is stopped has this long to write its checkpoint
 Report = Callable[[Event], object]
@@ -125,7 +126,8 @@ class _Worker:
         context = get_context("spawn")  # a forked process cannot use CUDA
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, self.device, self.threads, self.log), daemon=True)
-        self.process.start()
+        with spawning():
+            self.process.start()
         theirs.close()  # so that the end of the process shows as an end of file
 
 
@@ -140,7 +142,8 @@ def _how_it_ended(code: int | None) -> str:
 
 def _serve(pipe: Connection, device: str, threads: int, log: Path) -> None:
     """Run tasks as they come. A message is an event, None at the end of a task, or why nothing can be written any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C as well, and sends SIGTERM
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent gets Ctrl-C as well, and sends SIGTERM
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
     Thread(target=_exit_with_parent, daemon=True).start()
     try:

@@ -18,9 +18,10 @@ from reshift.cli.demo import demo
 from reshift.cli.evaluate import compare, evaluate, figures, select
 from reshift.cli.info import info, methods
 from reshift.cli.score import score
-from reshift.cli.shared import INTERRUPTED, cleanup
+from reshift.cli.shared import INTERRUPTED, cleanup, shown
 from reshift.cli.train import calibrate, train
 from reshift.errors import Stopped, UserError
+from reshift.system.signals import ending_signals
 
 app = typer.Typer(
     name="reshift",
@@ -55,7 +56,8 @@ def _root(
 
 def main() -> None:
     """Run a command. A user's mistake is one line and exit code 2; Ctrl-C is one line and exit code 130."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in ending_signals():
+        signal.signal(number, _interrupt)
     warnings.filterwarnings("ignore", module="PIL")  # about metadata; only the pixels are used
     args = sys.argv[1:] or ["--help"]
     debug = "--debug" in args
@@ -65,7 +67,7 @@ def main() -> None:
     except (UserError, OSError, _UsageError) as err:
         if debug:
             raise
-        print(f"reshift: {_error_line(err)}", file=sys.stderr)
+        print(f"reshift: {shown(_error_line(err))}", file=sys.stderr)
         raise SystemExit(INTERRUPTED if isinstance(err, Stopped) else 2) from None
     except typer.Abort:
         code = INTERRUPTED

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reshift.cli.shared import FAILED_CASES, AsJson, unpack, warn
+from reshift.cli.shared import FAILED_CASES, AsJson, cleanup, unpack, warn
 from reshift.datasets import DATASETS
 from reshift.errors import UserError
 
@@ -24,10 +24,11 @@ def check(
     """Check every image before training: damaged files, leaks, duplicates, burned-in text, unusual images."""
     from reshift.reports.check import check as run
     from reshift.reports.check_page import page, summary, text
-    from reshift.system.files import atomic_json, atomic_text, create_output_folder
+    from reshift.system.files import atomic_json, atomic_text
+    from reshift.system.lock import output_folder
 
     if out is not None:
-        create_output_folder(out)
+        cleanup.enter_context(output_folder(out))
     health = run(unpack(data), name=str(data))
     if out is not None:
         atomic_text(out / "check.html", page(health))

@@ -9,6 +9,7 @@ import typer
 
 from reshift.cli.shared import Out, Seed, print_metrics
 from reshift.system.imports import heavy_imports
+from reshift.system.lock import output_folder
 
 
 def demo(
@@ -17,7 +18,9 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """Run every step on phantom images, in minutes on two CPU cores: train, calibrate, score, evaluate, report."""
-    print_metrics(run_demo(out, kind, seed))
+    with output_folder(out):
+        metrics = run_demo(out, kind, seed)
+    print_metrics(metrics)
     typer.echo(f"report: {out / 'report.html'}")
 
 

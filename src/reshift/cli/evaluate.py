@@ -8,6 +8,7 @@ import typer
 from reshift.cli.shared import FAILED_CASES, BundlePath, Data, Device, Out, Seed, print_metrics, unpack, warn
 from reshift.errors import UserError
 from reshift.system.imports import heavy_imports
+from reshift.system.lock import output_folder
 
 
 def evaluate(
@@ -43,7 +44,8 @@ def evaluate(
     name = (data if data.is_dir() else data.parent).resolve().name
     model = load_model(bundle, device, reference)
     indices = normative_indices(model, [case for case in cases if case.split == "train"]) if normative else None
-    metrics, errors = run(model, tests, out, name, indices)
+    with output_folder(out):
+        metrics, errors = run(model, tests, out, name, indices)
     print_metrics(metrics)
     typer.echo(f"report: {out / 'report.html'}")
     warn(metrics["warnings"] + errors)
@@ -61,7 +63,8 @@ def compare(
     """
     from reshift.reports.comparison import markdown, write_comparison
 
-    table = write_comparison(runs, out)
+    with output_folder(out):
+        table = write_comparison(runs, out)
     typer.echo(markdown(table))
     typer.echo(f"page: {out / 'compare.html'}")
 
@@ -74,8 +77,10 @@ def figures(
     from reshift.evaluation.results import load_results
     from reshift.reports.figures.paper import all_figures
 
-    for path in all_figures([load_results(folder) for folder in runs], out):
-        typer.echo(str(path))
+    results = [load_results(folder) for folder in runs]
+    with output_folder(out):
+        for path in all_figures(results, out):
+            typer.echo(str(path))
 
 
 def select(
@@ -98,4 +103,7 @@ def select(
     holdout = {"data": {"holdout": 0.2}}  # whatever the method's own profile holds out
     common = {"seed": seed, "train": {"device": device}}
     candidates = [Candidate(path.stem, resolve(None, profile, [holdout, read_toml(path), common])) for path in configs]
-    typer.echo(table(run(candidates, unpack(data), out, seed=seed)))
+    data = unpack(data)
+    with output_folder(out):
+        ranking = run(candidates, data, out, seed=seed)
+    typer.echo(table(ranking))

@@ -1,5 +1,6 @@
 """Options, exit codes and helpers that several commands share."""
 
+import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,10 +29,19 @@ def unpack(path: Path) -> Path:
     return cleanup.enter_context(unpacked(path))
 
 
+def shown(text: str) -> str:
+    """``text`` with the files of a zip file named after it, not by where it was unpacked."""
+    if "reshift.data.archive" not in sys.modules:  # then nothing was unpacked
+        return text
+    from reshift.data.archive import archive_names
+
+    return archive_names(text)
+
+
 def warn(lines: Iterable[str]) -> None:
     """Print warnings to stderr."""
     for line in lines:
-        typer.echo(f"warning: {line}", err=True)
+        typer.echo(f"warning: {shown(line)}", err=True)
 
 
 def print_metrics(metrics: dict[str, Any]) -> None:

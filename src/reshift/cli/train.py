@@ -1,6 +1,7 @@
 """``reshift train`` and ``reshift calibrate``."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import typer
 
 from reshift.cli.shared import BundlePath, Data, Device, unpack, warn
 from reshift.system.imports import heavy_imports
+from reshift.system.lock import locked
 
 
 def train(
@@ -50,7 +52,9 @@ def calibrate(bundle: BundlePath, data: Data, device: Device = "auto") -> None:
     with heavy_imports():
         from reshift.inference.calibrate import calibrate_bundle
 
-    calibration = calibrate_bundle(bundle, unpack(data), device)
+    data = unpack(data)
+    with locked(bundle) if bundle.is_dir() else nullcontext():  # what is wrong with another path is said below
+        calibration = calibrate_bundle(bundle, data, device)
     chosen = calibration.reference
     thresholds = f"image threshold {chosen.image_threshold:.6g}, pixel threshold {chosen.pixel_threshold:.6g}"
     typer.echo(f"{thresholds}, {chosen.images} normals")

@@ -4,14 +4,20 @@ An archive is not trusted. Its whole table of contents is checked before anythin
 the temporary folder. Refused, in one line each: names that lead out of the folder, links, encrypted files, archives within
 archives, repeated names, more than ``MAX_FILES`` files or ``MAX_BYTES`` unpacked, and more than ``MAX_RATIO`` times the size
 of the archive (below ``FREE_BYTES`` any ratio is allowed: empty masks compress to almost nothing).
+
+The unpacked images may be of patients: only their owner can enter the temporary folder, and one that a killed process has left
+behind is removed as soon as another archive is opened. What is reported of a file in it names the archive: ``a.zip!b/c.png``.
 """
 
+import fcntl
 import hashlib
+import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path, PurePosixPath
 from zipfile import ZipFile, ZipInfo
 
@@ -33,26 +39,88 @@ def unpacked(path: Path) -> Iterator[Path]:
         return
     if path.suffix.lower() != ".zip":
         raise UserError(f"{path}: only .zip archives are opened; unpack this one and give its folder")
-    temporary = _temporary_folder(path)
-    folder = temporary / path.stem  # results are named after it
-    try:
+    with _temporary_folder(path) as temporary:
+        folder = temporary / path.stem  # results are named after it
+        _archives[f"{folder}/"] = f"{path}!"
         folder.mkdir()
         _unpack(path, folder)
         yield _only_child(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary_folder(path: Path) -> Path:
-    """A temporary folder, the same for the same archive: a continued run finds its images under the same paths."""
-    about = path.stat()
-    identity = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}".encode("utf-8", "surrogateescape")
-    folder = Path(tempfile.gettempdir()) / f"reshift-{hashlib.sha256(identity).hexdigest()[:16]}"
+_archives: dict[str, str] = {}  # from the start of a file's path in a temporary folder to the start of the name it is reported by
+
+
+def archive_names(text: str) -> str:
+    """Replace the paths of unpacked files in ``text`` by ``ARCHIVE.zip!NAME``, which is the same in every run."""
+    for folder, archive in _archives.items():
+        text = text.replace(folder, archive).replace(folder.rstrip("/"), archive.rstrip("!"))
+    return text
+
+
+def refuse_files_outside(data: Path, files: Iterable[Path]) -> None:
+    """A list of images that came in an archive may only name files of that archive."""
+    home = next((folder for folder in _archives if f"{_full(data)}/".startswith(folder)), None)
+    outside = next((path for path in files if not _full(path).startswith(home)), None) if home else None
+    if outside is not None:
+        raise UserError(f"{data}: lists {outside}, which is not in the archive; pack it as well, or unpack the archive yourself")
+
+
+def _full(path: Path) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 (links are kept as they are: an archive holds none)
+
+
+@contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """A folder of our own, locked while it is in use and removed afterwards."""
+    parent, prefix = Path(tempfile.gettempdir()).absolute(), f"reshift-zip-{os.getuid()}-"
+    for left in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            _remove_unused(left)
+    name = prefix + hashlib.sha256(_full(path).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:  # another run uses it, or was killed and left it
-        return Path(tempfile.mkdtemp(prefix="reshift-"))
-    return folder
+        folder, handle = _new_folder(parent / name)
+    except OSError as err:
+        raise UserError(f"{path}: cannot be unpacked to {parent} ({err.strerror}); set TMPDIR to another disk") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _new_folder(base: Path) -> tuple[Path, int]:
+    """The first of ``base-1``, ``base-2``, … that no other process has, locked."""
+    for number in count(1):
+        folder = base.with_name(f"{base.name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            if (handle := _lock(folder)) is not None:
+                return folder, handle
+    raise AssertionError  # count has no end
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a folder that a killed process has left behind."""
+    if (handle := _lock(folder)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder of ours until the handle is closed or the process ends; None where another process uses or removes it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        about = os.fstat(handle)
+        if about.st_uid == os.getuid() and os.path.samestat(about, os.lstat(folder)):
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(handle)
+        raise
+    os.close(handle)
+    return None
 
 
 def _is_archive(name: str) -> bool:

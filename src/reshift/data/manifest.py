@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reshift.config import nearest
+from reshift.data.archive import refuse_files_outside
 from reshift.data.cases import SPLITS, Case
 from reshift.data.layouts import detect
 from reshift.data.read import list_inputs
@@ -73,15 +74,17 @@ def read_cases(data: Path) -> Listing:
 def _read(data: Path, subject: str | None) -> Listing:
     if not data.exists():
         raise UserError(f"{data}: no such folder or manifest")
+    if not data.is_dir() and not data.is_file():  # opening a pipe could wait for ever
+        raise UserError(f"{data}: is not a regular file; give a folder or a manifest")
     if data.is_dir():
         lists = [data / name for name in ("manifest.csv", "data.json") if (data / name).is_file()]
         if not lists:
             found = detect(data)
             return Listing(data, _from_folder(data, subject) if found is None else found, [], found is not None)
         data = lists[0]
-    if data.suffix == ".json":
-        return Listing(data, _from_medianomaly(data), [], True)
-    return _from_csv(data)
+    listing = Listing(data, _from_medianomaly(data), [], True) if data.suffix == ".json" else _from_csv(data)
+    refuse_files_outside(data, (p for case in listing.cases for p in (case.image, case.mask, case.ignore) if p is not None))
+    return listing
 
 
 def check_cases(cases: list[Case], source: Path) -> list[Case]:

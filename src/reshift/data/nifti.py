@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.data.files import check_file
 from reshift.data.volume import Volume, canonical
 from reshift.errors import UserError
 
@@ -26,6 +27,10 @@ MAX_IN_MEMORY = 2**29  # bytes; a larger unpacked file or map goes to disk
 MAX_GZIP_RATIO = 1032  # no gzip file unpacks to more
 HEADERS = {348: 352, 540: 544}  # size of the header (NIfTI-1, NIfTI-2) → default start of the voxels
 CHUNK = 2**22
+GEOMETRY = (  # what a heat-map keeps of a header: numbers about the grid, never text, which may name a patient
+    *("dim_info", "dim", "pixdim", "xyzt_units", "qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d"),
+    *("qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z"),
+)
 GREY_TYPES = "bBhHiIlLqQfd"  # numpy's type codes of grey values
 
 _quiet = logging.getLogger("reshift.nifti")
@@ -86,12 +91,15 @@ def blank_map(volume: Volume, folder: Path) -> Iterator[NDArray[np.float32]]:
 
 
 def _map_header(volume: Volume) -> Any:
-    """The header of a map: a copy of the image's where there is one, which keeps both transforms and their codes."""
+    """The header of a map: the image's grid, where there is one with both transforms and their codes, and nothing else."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
     if volume.header is not None:
-        header = volume.header.as_byteswapped("<")
+        header = type(volume.header)(endianness="<")
+        for name in GEOMETRY:
+            header[name] = volume.header[name]
+        header["dim"][1 + int(header["dim"][0]) :], header["pixdim"][4:] = 1, 1  # not used, so they could hold anything
     else:
         kind: Any = Nifti1Header if max(volume.native_shape) < 2**15 else Nifti2Header
         header = kind(endianness="<")
@@ -99,25 +107,22 @@ def _map_header(volume: Volume) -> Any:
         header.set_sform(volume.native_affine, 1)
         header.set_qform(volume.native_affine, 1)
         header.set_xyzt_units("mm")
-        header["magic"] = header.single_magic
+    header["magic"] = header.single_magic
     header.set_data_dtype(np.float32)
     header["vox_offset"] = HEADERS[header.sizeof_hdr]
     header["scl_slope"], header["scl_inter"], header["cal_min"], header["cal_max"] = 1.0, 0.0, 0.0, 0.0
-    for name in {"data_type", "db_name", "intent_name", "aux_file"} & set(header.keys()):
-        header[name] = b""  # may name a patient
-    header["intent_code"], header["descrip"] = 0, b"reshift heat-map"
+    header["descrip"] = b"reshift heat-map"
     return header
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
     """Open the file, through gzip if its first bytes say so; every failure becomes one line."""
+    check_file(path)
     try:
         with path.open("rb") as raw:
             begin = raw.read(2)
             raw.seek(0)
-            if not begin:
-                raise UserError(f"{path}: the file is empty (0 bytes); remove it or copy it again")
             if begin == b"\x1f\x8b":
                 with gzip.open(raw) as file:
                     yield file  # type: ignore[misc]
@@ -125,8 +130,6 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
                 yield raw
     except UserError:
         raise
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
     except Exception as err:  # nibabel and zlib can raise anything on damaged bytes
         reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
         raise UserError(f"{path}: cannot be read ({reason}); damaged or cut short? Remove it or copy it again") from None

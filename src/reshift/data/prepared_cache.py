@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from reshift.config import DataConfig
 from reshift.data.cases import Case, file_digest
+from reshift.data.image import reading
 from reshift.data.prepare import prepare
 from reshift.data.read import read_image
 from reshift.errors import UserError
@@ -67,7 +68,8 @@ def _worker_reader(config: DataConfig, cached: bool) -> Callable[[Case], NDArray
 
 
 def _prepared(case: Case, config: DataConfig) -> NDArray[np.float32]:
-    return prepare(read_image(case.image, case.slice), config).pixels
+    with reading():
+        return prepare(read_image(case.image, case.slice), config).pixels
 
 
 class PreparedCache:

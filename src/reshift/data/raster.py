@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshift.data.image import MAX_PIXELS, MIN_SIDE, TOO_SMALL, Image
+from reshift.data.files import check_file
+from reshift.data.image import MAX_PIXELS, MIN_SIDE, TOO_SMALL, Image, claim_pixels
 from reshift.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
@@ -43,19 +44,17 @@ def _open(path: Path) -> Iterator[Any]:
     """Open a file; Pillow's many failures, now or while decoding, become one line each."""
     import PIL.Image
 
+    check_file(path)
     try:
-        if path.stat().st_size == 0:
-            raise UserError(f"{path}: the file is empty (0 bytes); remove it or copy it again")
         with PIL.Image.open(path, formats=FORMATS) as file:
             _check_size(path, *file.size)
+            claim_pixels(file.width * file.height)
             pages = getattr(file, "n_frames", 1)
             if pages > 1 and file.format == "TIFF":
                 raise UserError(f"{path}: holds {pages} pages; save every page as a separate file")
             yield file
     except UserError:
         raise
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
     except PIL.UnidentifiedImageError:
         raise UserError(f"{path}: not a PNG, JPEG or TIFF image we can read, or damaged; remove or replace it") from None
     except PIL.Image.DecompressionBombError:

@@ -4,6 +4,7 @@ import os
 from collections import Counter, OrderedDict
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -43,25 +44,57 @@ def list_images(folder: Path) -> list[Path]:
     return [path for path in list_files(folder) if path.name.lower().endswith(RASTER + NIFTI)]
 
 
-def list_inputs(folder: Path) -> list[Input]:
-    """Return every image and volume under ``folder``, sorted: files, and DICOM series by their headers."""
-    files = list_files(folder)
-    found = [Input(path) for path in files if path.name.lower().endswith(RASTER + NIFTI)]
-    if all(path.name.lower().endswith(NOT_DICOM) for path in files):  # any other name may be DICOM: read the headers
-        return found
-    from reshift.data.dicom.series import find_series
+def list_inputs(folder: Path, notes: list[str] | None = None, without: Path | None = None) -> list[Input]:
+    """Return every image and volume under ``folder``, sorted: files, and DICOM series by their headers.
 
-    all_series = find_series(folder)
-    series_in_folder = Counter(path for series in all_series for path in {file.parent for file in series.files})
+    Damaged files are inputs, too, so that reading them reports them. ``notes`` get a line about files that are no inputs.
+    The folder ``without`` is left out.
+    """
+    files, notes = list_files(folder, without), [] if notes is None else notes
+    found = [Input(path) for path in files if path.name.lower().endswith(RASTER + NIFTI)]
+    rest = [path for path in files if not path.name.lower().endswith(RASTER + NIFTI)]
+    without_image, unknown = 0, len(rest)
+    if not all(path.name.lower().endswith(NOT_DICOM) for path in rest):  # any other name may be DICOM: read the headers
+        from reshift.data.dicom.series import find_series
+
+        all_series, damaged, without_image, unknown = find_series(folder, rest)
+        found += [Input(path) for path in damaged] + _series_inputs(all_series)
+        notes += _missing_slices(found, damaged)
+    if left := without_image + unknown:
+        kinds = f"{without_image} DICOM without an image (reports, plans, segmentations, DICOMDIR), {unknown} of other kinds"
+        notes.append(f"{folder}: {left} file{'s'[: left > 1]} left out: {kinds}")
+    return sorted(found, key=lambda item: item.path)
+
+
+def _series_inputs(all_series: "list[Series]") -> list[Input]:
+    """Every series under a path of its own: its folder, or a made-up name in it if another series lies there or below."""
+    folders = [
+        {above for home in {file.parent for file in series.files} for above in (home, *home.parents)} for series in all_series
+    ]
+    series_below, found, taken = Counter(chain.from_iterable(folders)), list[Input](), set[Path]()
     for series in all_series:
         if not series.stacked:
-            found += [Input(path) for path in series.files if not path.name.lower().endswith(RASTER)]
+            found += [Input(path) for path in series.files]
             continue
         home = Path(os.path.commonpath([file.parent for file in series.files]))
-        alone = all(count == 1 for path, count in series_in_folder.items() if path == home or home in path.parents)
-        name = home if alone else home / f"{series.modality}-{series.uid[-8:]}"
+        name = home if series_below[home] == 1 else home / series.name
+        while name in taken or (name != home and name.exists()):  # two hashes that begin alike, or a file of that name
+            name = name.with_name(f"{name.name}~")
+        taken.add(name)
         found.append(Input(name, replace(series, folder=name)))
-    return sorted(found, key=lambda item: item.path)
+    return found
+
+
+def _missing_slices(inputs: list[Input], damaged: list[Path]) -> list[str]:
+    """A line for every series with damaged files beside it."""
+    notes = []
+    for path, series in inputs if damaged else ():
+        folders = {file.parent for file in series.files} if series else set()
+        if beside := [file.name for file in damaged if file.parent in folders]:
+            named = ", ".join(beside[:3]) + (", …" if len(beside) > 3 else "")
+            many = f"{len(beside)} damaged file{'s'[: len(beside) > 1]} beside it ({named})"
+            notes.append(f"{path}: {many} may be slices of it; it is read without them")
+    return notes
 
 
 def is_volume(path: Path) -> bool:
@@ -70,7 +103,16 @@ def is_volume(path: Path) -> bool:
 
 
 def open_input(path: Path, series: "Series | None" = None) -> Image | Volume:
-    """Read any file we know, by its name or else by its content; a folder is a DICOM series."""
+    """Read any file we know, by its name or else by its content; a folder is a DICOM series. Every failure is one line."""
+    try:
+        return _open(path, series)
+    except UserError:
+        raise
+    except Exception as err:  # one file must not end a run; what the error quotes may be about the patient
+        raise UserError(f"{path}: cannot be read ({type(err).__name__}); damaged or cut short? Remove or replace it") from None
+
+
+def _open(path: Path, series: "Series | None") -> Image | Volume:
     if series is not None:
         from reshift.data.dicom.series import read_series
 

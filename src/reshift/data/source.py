@@ -69,7 +69,12 @@ class Source:
     def _start(self, indices: Sequence[int]) -> "Future[Tensor]":
         """Read a batch by one process, or all threads, into memory that the device can copy from by itself."""
         parts = list(self._parts([self.cases[i] for i in indices]))
-        return self.copier.submit(lambda: pinned_copy(np.concatenate([part.result() for part in parts]), self.device))
+
+        def joined() -> Tensor:
+            images = [part.result() for part in parts]
+            return pinned_copy(images[0] if len(images) == 1 else np.concatenate(images), self.device)
+
+        return self.copier.submit(joined)
 
     def _load(self, indices: Sequence[int]) -> Tensor:
         shape = (len(indices), self.config.channels, self.config.size, self.config.size)

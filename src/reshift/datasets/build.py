@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -13,13 +12,15 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from reshift import __version__
+from reshift.config import read_json
 from reshift.data.cases import SPLITS
 from reshift.data.manifest import COLUMNS, load_cases
 from reshift.datasets import DATASETS
 from reshift.datasets.plan import CaseResult, Plan, PlanFunction, Settings, SourceCase, list_source
 from reshift.errors import UserError, reason
 from reshift.system.cores import cores
-from reshift.system.files import append_json, atomic_bytes, atomic_json, atomic_text, create_output_folder, remove_temporary_files
+from reshift.system.files import append_json, atomic_bytes, atomic_json, atomic_text, remove_temporary_files
+from reshift.system.lock import output_folder
 from reshift.system.progress import progress
 
 LOG = "subjects.jsonl"
@@ -42,6 +43,12 @@ def build(plan_of: PlanFunction, source: Path, out: Path, settings: Settings) ->
     if out.resolve().is_relative_to(source.resolve()):
         raise UserError(f"{out}: is inside the source, and the next run would read it; choose another --out")
     plan = plan_of(tree, source, settings)
+    with output_folder(out):
+        return _build(plan, source, out, settings)
+
+
+def _build(plan: Plan, source: Path, out: Path, settings: Settings) -> Summary:
+    """Convert the cases that an earlier run has not converted."""
     cases = _unique_cases(plan)
     log = _read_log(out, settings)
     finished, skipped = dict[str, dict[str, Any]](), list(plan.problems)
@@ -79,7 +86,7 @@ def _unique_cases(plan: Plan) -> list[SourceCase]:
 
 def _read_log(out: Path, settings: Settings) -> dict[str, dict[str, Any]]:
     """The finished cases of an earlier run, which must have had the same settings."""
-    path = create_output_folder(out) / LOG
+    path = out / LOG
     for folder in (out, out / "images", out / "masks", out / "ignore"):
         folder.mkdir(exist_ok=True)
         remove_temporary_files(folder)
@@ -91,7 +98,7 @@ def _read_log(out: Path, settings: Settings) -> dict[str, dict[str, Any]]:
         return {}
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     try:
-        whole = [json.loads(line) for line in lines if line.endswith("\n")]
+        whole = [read_json(line) for line in lines if line.endswith("\n")]
     except ValueError:
         raise UserError(f"{path}: damaged; remove {out} and run it again") from None
     if not whole or whole[0] != header:

@@ -4,8 +4,10 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reshift.data.archive import archive_names
 from reshift.data.cases import Case, expand_volumes
 from reshift.data.prepare import Prepared, prepare, prepare_mask
 from reshift.data.read import read_image, read_mask
@@ -27,12 +30,14 @@ from reshift.inference.model import Model
 from reshift.inference.result import assess
 from reshift.inference.stream import Sample, average_stacks, predict_samples, prepare_sample
 from reshift.methods import caveat
-from reshift.system.files import atomic_bytes, atomic_json, atomic_text, create_output_folder
+from reshift.system.files import atomic_bytes, atomic_json, atomic_text, writing
+from reshift.system.lock import output_folder
 from reshift.system.progress import progress
 
 if TYPE_CHECKING:
     from reshift.evaluation.normative import NormativeIndices
 
+RESULTS = ("metrics.json", "report.html", "cases.jsonl", "features.npy", "pixels.npz", "subjects.npz", "arrays")
 TRAINING_SAMPLE = 512  # training normals whose features AHI compares with
 
 
@@ -48,10 +53,50 @@ def evaluate(
 ) -> tuple[dict[str, Any], list[str]]:
     """Score the test cases and write the results to ``out``; return the metrics and the cases that could not be read.
 
+    Results of an earlier evaluation in ``out`` are replaced.
+
     With ``indices`` (see ``normative_indices``) the quality of the restorations is measured, too. ``on_case`` is called with
     every predicted image. Image, map and mask are written to ``out/arrays`` if ``keep_arrays``.
     """
-    create_output_folder(out)
+    with output_folder(out), _written_aside(out) as folder:
+        return _evaluate(model, cases, folder, dataset, indices, on_case, keep_arrays=keep_arrays)
+
+
+@contextmanager
+def _written_aside(out: Path) -> Iterator[Path]:
+    """A folder in ``out`` whose content replaces the results in ``out`` once it is complete.
+
+    Until then an earlier evaluation stays as it is. ``metrics.json`` goes first and comes last: results without it are not used.
+    """
+    aside = out / ".new"
+    shutil.rmtree(aside, ignore_errors=True)  # of a killed process
+    try:
+        with writing(aside):
+            aside.mkdir()
+        yield aside
+        with writing(out):
+            for name in RESULTS:
+                if (out / name).is_dir():
+                    (out / name).rename(aside / f"old {name}")
+                else:
+                    (out / name).unlink(missing_ok=True)
+            for name in reversed(RESULTS):
+                if (aside / name).exists():
+                    (aside / name).rename(out / name)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _evaluate(
+    model: Model,
+    cases: Sequence[Case],
+    out: Path,
+    dataset: str,
+    indices: "NormativeIndices | None",
+    on_case: Callable[[Sample[Case]], object],
+    *,
+    keep_arrays: bool,
+) -> tuple[dict[str, Any], list[str]]:
     begun = time.monotonic()
     calibration = model.bundle.calibration
     pixels = PixelMetrics(calibration.reference.pixel_threshold if calibration else None)
@@ -147,7 +192,7 @@ def _predict(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator
         if sample.error is None:
             yield sample
         else:
-            errors.append(str(sample.error))
+            errors.append(archive_names(str(sample.error)))
 
 
 def _region(model: Model, path: Path | None, case: Case, prepared: Prepared) -> NDArray[np.bool_] | None:
@@ -204,6 +249,7 @@ def _metrics(model: Model, rows: list[dict[str, Any]], pixels: PixelMetrics, dat
         "lesions": pixels.lesions(),
         "method": model.bundle.config.method,
         "settings": model.bundle.config.model,
+        "model_sha256": model.bundle.fingerprint,
         "dataset": dataset,
         "seed": model.bundle.config.seed,
         "seconds": round(seconds, 3),

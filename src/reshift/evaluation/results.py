@@ -1,6 +1,5 @@
 """What ``reshift evaluate`` leaves on disk, read back: figures and comparisons need no model and no retraining."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.config import read_json
 from reshift.errors import UserError
 from reshift.evaluation.metrics.subjects import SubjectPixels
 from reshift.methods import label
@@ -45,8 +45,8 @@ class PixelCounts(NamedTuple):
 def load_results(folder: Path) -> Results:
     """Read ``metrics.json`` and ``cases.jsonl``."""
     try:
-        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        cases = [json.loads(line) for line in (folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
+        metrics = read_json((folder / "metrics.json").read_text(encoding="utf-8"))
+        cases = [read_json(line) for line in (folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError as err:
         raise UserError(f"{folder}: not an evaluation, {Path(err.filename).name} is missing; run 'reshift evaluate'") from None
     except ValueError:

@@ -10,11 +10,12 @@ modalities better, but see lesions as well, so they have a p-value of their own 
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from itertools import pairwise
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from reshift.config import Frozen
 from reshift.errors import UserError
@@ -26,7 +27,21 @@ MIN_NORMALS = 19  # held-out normals needed for features to decide: the farthest
 MAX_DIRECTIONS = 8  # of the features, at most; more would be noise of the training sample
 DESCRIPTIONS = {"grey": "grey values, contrast, sharpness or field of view", "features": "image features"}
 
+DESCRIPTOR_LENGTH = len(QUANTILES) + 4  # see ``describe``
+FEATURE_LENGTH = 1280  # of the feature network, see ``Model.launch_features``
+
 Rows = NDArray[np.float64]
+
+
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    if any(a > b for a, b in pairwise(values)):
+        raise ValueError("is not sorted")
+    return values
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Sorted = Annotated[tuple[Finite, ...], AfterValidator(_ascending)]
 
 
 def describe(pixels: NDArray[np.float32]) -> Rows:
@@ -52,7 +67,7 @@ def describe(pixels: NDArray[np.float32]) -> Rows:
 class DistanceReference(Frozen, ABC):
     """How far held-out normals lie from the training normals, by a distance that each subclass defines."""
 
-    distances: tuple[float, ...] = Field(repr=False)  # of held-out normals, sorted
+    distances: Sorted = Field(repr=False)  # of held-out normals, sorted
 
     @abstractmethod
     def distance(self, row: Rows) -> float:
@@ -78,8 +93,8 @@ class Features(DistanceReference):
     network: str
     mean: str = Field(repr=False)  # (d,); this and the next by ``pack``: written out, the numbers would fill 200 kB
     basis: str = Field(repr=False)  # (k, d) orthonormal
-    spread: tuple[float, ...] = Field(min_length=1)  # (k,) standard deviations along the basis
-    off: tuple[float, float]  # mean and standard deviation of the training normals' distance to the subspace
+    spread: tuple[Positive, ...] = Field(min_length=1)  # (k,) standard deviations along the basis
+    off: tuple[Finite, Positive]  # mean and standard deviation of the training normals' distance to the subspace
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -90,6 +105,11 @@ class Features(DistanceReference):
         if not fits:  # no ValueError: pydantic's message would quote all of it
             raise UserError("the reference of image features is damaged; copy the bundle again")
         return self
+
+    @property
+    def length(self) -> int:
+        """Of an image's feature vector."""
+        return len(unpack(self.mean))
 
     def distance(self, row: Rows) -> float:
         """Root of the mean square in standard deviations within the subspace, plus the squared excess off it in its own."""
@@ -103,9 +123,15 @@ class Features(DistanceReference):
 class Acquisition(DistanceReference):
     """Where the training normals lie, and how far normals that were not trained on lie from there."""
 
-    mean: tuple[float, ...]
-    precision: tuple[tuple[float, ...], ...] = Field(repr=False)  # inverse covariance
+    mean: tuple[Finite, ...]
+    precision: tuple[tuple[Finite, ...], ...] = Field(repr=False)  # inverse covariance
     features: Features | None = None  # None without the extra ``features``, and in older bundles
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if {len(self.mean)} != {len(self.precision), *map(len, self.precision)}:
+            raise ValueError("mean and precision differ in length")
+        return self
 
     def distance(self, row: Rows) -> float:
         """Mahalanobis distance to the training normals."""

@@ -2,25 +2,31 @@
 
 import hashlib
 import json
+import os
+import stat
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from reshift import __version__, methods
-from reshift.config import Config, parse
+from reshift.config import Config, parse, read_json
 from reshift.errors import UserError
 from reshift.inference.calibration import Calibration
 from reshift.methods.detector import Detector
 from reshift.system.files import atomic_bytes, atomic_json, atomic_text
 
 FORMAT = 1  # raised when an older reshift could misread a bundle
+MAX_JSON = 2**26  # bytes of a JSON file: the scores of three million normals
+EXTRA_BYTES = 2**28  # by which a network in memory and its weights on disk may differ beside a factor of two
 
 
 class Bundle(NamedTuple):
@@ -65,8 +71,9 @@ def save_bundle(folder: Path, module: nn.Module, config: Config, calibration: Ca
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> None:
-    """Write ``calibration.json`` alone."""
-    atomic_json(folder / "calibration.json", calibration.model_dump())
+    """Write ``calibration.json`` alone, with a checksum of its values."""
+    values = calibration.model_dump()
+    atomic_json(folder / "calibration.json", {"sha256": _checksum(values), **values})
 
 
 def load_bundle(folder: Path) -> Bundle:
@@ -77,12 +84,15 @@ def load_bundle(folder: Path) -> Bundle:
         raise UserError(
             f"{folder}: a bundle of another version ({theirs}; this is {__version__}, format {FORMAT}); train it again"
         )
+    size = _size(folder, "model.safetensors")
     with _blaming(folder / "config.json"):
         config = parse(Config, _table(about.get("config")))
         facts = _table(about.get("training"))
-        detector = build(config)
-    calibration = _load_calibration(folder) if (folder / "calibration.json").exists() else None
-    weights = _read(folder, "model.safetensors")
+        with _at_most(2 * size + EXTRA_BYTES):
+            detector = build(config)
+    calibration = _load_calibration(folder) if os.path.lexists(folder / "calibration.json") else None
+    known = sum(value.nbytes for value in detector.state_dict().values())
+    weights = _read(folder, "model.safetensors", 2 * known + EXTRA_BYTES)
     fingerprint = hashlib.sha256(weights).hexdigest()
     if fingerprint != about.get("model_sha256"):
         raise UserError(
@@ -120,12 +130,48 @@ medical device.
 """
 
 
+@contextmanager
+def _at_most(size: int) -> Iterator[None]:
+    """Stop building a network when its tensors exceed ``size`` bytes: before they are filled, they take no memory."""
+    used, thread = 0, get_ident()
+
+    def count(_module: nn.Module, _name: str, value: torch.Tensor | None) -> None:
+        nonlocal used
+        if value is not None and get_ident() == thread:
+            used += value.nbytes
+            if used > size:
+                raise UserError("describes a larger network than model.safetensors holds; copy the bundle again")
+
+    hooks = [
+        torch_module.register_module_parameter_registration_hook(count),
+        torch_module.register_module_buffer_registration_hook(count),
+    ]
+    try:
+        yield
+    except (RuntimeError, MemoryError) as err:
+        raise UserError(f"its network cannot be built ({str(err).splitlines()[0]}); copy the bundle again") from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _load_calibration(folder: Path) -> Calibration:
-    with _blaming(folder / "calibration.json"):
-        calibration = parse(Calibration, _read_json(folder, "calibration.json"))
+    path = folder / "calibration.json"
+    with _blaming(path):
+        values = _read_json(folder, path.name)
+        checksum = values.pop("sha256", None)  # bundles of the first version have none
+        calibration = parse(Calibration, values)
         if calibration.held_out is None and calibration.training is None:
             raise UserError("it holds no normals; run 'reshift calibrate'")
+    if checksum is not None and checksum != _checksum(values):
+        remedy = "copy it again, or delete it and run 'reshift calibrate'"
+        raise UserError(f"{path}: damaged, its values do not match its checksum; {remedy}")
     return calibration
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    """A hash that does not depend on the layout of the file."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager
@@ -146,30 +192,39 @@ def _table(value: Any) -> dict[str, Any]:
     return value
 
 
-def _read(folder: Path, name: str) -> bytes:
+def _size(folder: Path, name: str) -> int:
+    """Bytes of a file of the bundle. A pipe would wait for ever, and a device has no end, so only regular files are read."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such bundle folder; 'reshift train' makes one, RUN/bundle")
     try:
-        return (folder / name).read_bytes()
+        about = (folder / name).stat()
     except FileNotFoundError:
         inner = folder / "bundle"
         remedy = f"did you mean {inner}?" if inner.is_dir() else "copy it again, or finish its training with --resume"
         raise UserError(f"{folder}: not a complete bundle, {name} is missing; {remedy}") from None
     except OSError as err:
         raise UserError(f"{folder / name}: cannot be read ({err.strerror})") from None
+    if not stat.S_ISREG(about.st_mode):
+        raise UserError(f"{folder / name}: is not a regular file; copy the bundle again")
+    return about.st_size
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes:
+    size, path = _size(folder, name), folder / name
+    if size > limit:
+        raise UserError(f"{path}: damaged, {size:,} bytes are more than such a file can have; copy the bundle again")
+    try:
+        return path.read_bytes()
+    except OSError as err:
+        raise UserError(f"{path}: cannot be read ({err.strerror})") from None
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     try:
-        value = json.loads(_read(folder, name), parse_constant=_no_constant)
+        value = read_json(_read(folder, name, MAX_JSON))
     except ValueError:
         raise UserError(f"{path}: damaged, not valid JSON; copy the bundle again") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: damaged, not a JSON object; copy the bundle again")
     return value
-
-
-def _no_constant(name: str) -> None:
-    """We never write NaN or Infinity; Python's reader would take them."""
-    raise ValueError(name)

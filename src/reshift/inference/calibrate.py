@@ -74,7 +74,7 @@ def calibrate(model: Model, kept: Sequence[Case], held: Sequence[Case]) -> Calib
 def calibrate_bundle(folder: Path, data: Path, device: str = "auto") -> Calibration:
     """Redo the held-out reference of a bundle from the normals in ``data``; the training reference stays."""
     bundle = load_bundle(folder)
-    cases = [case for case in load_cases(data, bundle.config.data.subject) if case.label == 0 and case.split != "test"]
+    cases = [case for case in load_cases(data) if case.label == 0 and case.split != "test"]  # subjects do not matter here
     if not cases:
         raise UserError(f"{data}: has no normal images outside its test split to calibrate with")
     settings, model = bundle.config.calibrate, Model(bundle, device)

@@ -2,15 +2,15 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reshift.config import CalibrateConfig, Frozen
 from reshift.errors import UserError
 from reshift.evaluation.metrics.pixels import PixelHistogram
-from reshift.inference.acquisition import Acquisition
+from reshift.inference.acquisition import DESCRIPTOR_LENGTH, FEATURE_LENGTH, Acquisition, Finite, Sorted
 
 FEW = 100  # normals; below this the thresholds carry a warning
 
@@ -18,21 +18,37 @@ FEW = 100  # normals; below this the thresholds carry a warning
 class Reference(Frozen):
     """What one set of normals says."""
 
-    images: int
-    image_threshold: float
-    pixel_threshold: float
-    scores: tuple[float, ...] = Field(repr=False)  # sorted; the p-value table
+    images: int = Field(ge=1)
+    image_threshold: Finite
+    pixel_threshold: Finite
+    scores: Sorted = Field(repr=False)  # the p-value table
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.images != len(self.scores):
+            raise ValueError(f"images is {self.images}, but there are {len(self.scores)} scores")
+        return self
 
 
 class Calibration(Frozen):
     """Stored in the bundle; redone at any time without retraining."""
 
-    image_quantile: float
-    pixel_quantile: float
+    image_quantile: float = Field(gt=0.0, lt=1.0)
+    pixel_quantile: float = Field(gt=0.0, lt=1.0)
     default: Literal["held-out", "training"]
     held_out: Reference | None
     training: Reference | None
     acquisition: Acquisition | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        known = self.acquisition
+        features = known.features if known else None
+        if known and not (known.distances and len(known.mean) == DESCRIPTOR_LENGTH):
+            raise ValueError("the acquisition has no distances, or is of another length")
+        if features and not (features.distances and features.length == FEATURE_LENGTH):
+            raise ValueError("the image features have no distances, or are of another length")
+        return self
 
     @property
     def reference(self) -> Reference:

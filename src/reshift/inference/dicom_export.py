@@ -1,12 +1,14 @@
 """DICOM out: the mask as a segmentation, the map as a parametric map, overlays as secondary captures (extra ``dicom``).
 
 All three refer to the images they were made from and belong to their study, so a PACS shows them beside the original. They
-carry the patient module, as DICOM demands; file names and errors carry nothing of it.
+carry the patient and study modules, as DICOM demands, but not the source's equipment, station and institution; file names and
+errors carry nothing of the patient. A case gets all of its files or none.
 """
 
 import io
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from reshift.data.dicom.series import DicomVolume
 from reshift.data.image import Image
 from reshift.errors import UserError
 from reshift.inference.calibration import Calibration
-from reshift.inference.dicom_sources import read_sources
+from reshift.inference.dicom_sources import patient_orientation, read_sources, reference
 from reshift.inference.overlay import overlay
 from reshift.system.files import atomic_bytes, writing
 
@@ -33,6 +35,7 @@ MAKER: dict[str, Any] = {
     "software_versions": __version__,
     "device_serial_number": "0",
 }
+ASIDE = ".unfinished"  # folder for results until all of them are written
 SERIES = {"mask": (9001, "Reshift anomaly mask"), "map": (9002, "Reshift anomaly map"), "overlay": (9003, "Reshift overlay")}
 
 
@@ -48,6 +51,8 @@ def export_result(
         export_dicom(folder, read_sources(source), source, heatmaps, threshold, scale)
     except UserError as err:
         return str(err)
+    except Exception as err:  # a source can hold anything, and what the error quotes may be about the patient
+        return f"{source.source}: no DICOM result could be made of it ({type(err).__name__}); leave out DICOM results for it"
     return None
 
 
@@ -86,9 +91,10 @@ def write_parametric_map(path: Path, sources: "Sequence[Dataset]", values: NDArr
 
         known = np.isfinite(values)
         low, high = (float(values[known].min()), float(values[known].max())) if known.any() else (0.0, 0.0)
-        pad = min(-1.0, float(np.floor(low)) - 1.0)  # below every value
+        pad = min(-1.0, float(np.nextafter(np.float32(low), np.float32(-np.inf))))  # below every value
         mapping = hd.pm.RealWorldValueMapping("ANOMALY", "Anomaly score", codes.UCUM.NoUnits, (low, high), 1.0, 0.0)
-        shown = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
+        width = max(high - low, 1e-6)  # LINEAR counts whole grey levels and needs a width of at least 1
+        shown = hd.VOILUTTransformation((low + high) / 2, width, voi_lut_function="LINEAR_EXACT")
         made = hd.pm.ParametricMap(
             source_images=sources,
             pixel_array=np.where(known, values, np.float32(pad)).astype(np.float32),
@@ -99,7 +105,7 @@ def write_parametric_map(path: Path, sources: "Sequence[Dataset]", values: NDArr
             **MAKER,
         )
         if not known.all():
-            made.FloatPixelPaddingValue = pad
+            made.FloatPixelPaddingValue = made.FloatPixelPaddingRangeLimit = pad
     _save(path, made)
 
 
@@ -126,10 +132,12 @@ def write_secondary_capture(
             **(identity | ({"series_instance_uid": series_uid} if series_uid else {})),
             **MAKER,
         )
-        made.PatientOrientation = _orientation(header, frame)
-        made.BurnedInAnnotation = "NO"
+        made.PatientOrientation = patient_orientation(header, frame)
+        made.pop("BurnedInAnnotation", None)
+        if (burned_in := header.words("BurnedInAnnotation")) in (("YES",), ("NO",)):  # of anything else we know nothing
+            made.BurnedInAnnotation = burned_in[0]
         made.ImageType = ["DERIVED", "SECONDARY", "OVERLAY"]
-        made.SourceImageSequence = [_reference(source, frame)]
+        made.SourceImageSequence = [reference(source, frame)]
     _save(path, made)
 
 
@@ -147,8 +155,42 @@ def export_dicom(
     overlays, twice the threshold unless given. Overlays are written for slices with anything above the threshold, or for the
     one with the highest value.
     """
+    with _all_or_none(out) as aside:
+        names = [path.name for path in _write_results(aside, sources, original, maps, threshold, scale)]
+    return [out / name for name in names]
+
+
+@contextmanager
+def _all_or_none(out: Path) -> Iterator[Path]:
+    """A folder to write in, whose files go to ``out`` at the end. A refusal leaves none, also none of an earlier run."""
+    aside = out / ASIDE
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)  # left by a killed run
+        aside.mkdir()
+        for old in (old for pattern in ("mask.dcm", "map.dcm", "overlay-*.dcm") for old in out.glob(pattern)):
+            old.unlink()
+    try:
+        yield aside
+        with writing(out):
+            for path in sorted(aside.iterdir()):
+                path.replace(out / path.name)
+    except UserError as err:
+        raise UserError(str(err).replace(str(aside), str(out))) from err
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):  # it holds the results
+            out.rmdir()
+
+
+def _write_results(
+    out: Path,
+    sources: "Sequence[Dataset]",
+    original: DicomVolume | Image,
+    maps: NDArray[np.float32],
+    threshold: float,
+    scale: float | None,
+) -> list[Path]:
     volume, placed = isinstance(original, DicomVolume), all("FrameOfReferenceUID" in source for source in sources)
     if volume and not placed:
         raise UserError(
@@ -218,26 +260,6 @@ def _identity(kind: str) -> dict[str, Any]:
     return {**uids, "series_number": number, "series_description": description, "instance_number": 1}
 
 
-def _orientation(header: Header, frame: int) -> list[str]:
-    """The letters of the directions that rows and columns run in; none where nothing says."""
-    cosines = functional_group(header, frame, "PlaneOrientationSequence").numbers("ImageOrientationPatient", 6)
-    if not cosines:
-        return list(header.words("PatientOrientation"))
-    ends = [cosines[:3], cosines[3:]]
-    strongest = [max(range(3), key=lambda axis, end=end: abs(end[axis])) for end in ends]  # type: ignore[misc]
-    return [("LPH" if end[axis] > 0 else "RAF")[axis] for end, axis in zip(ends, strongest, strict=True)]
-
-
-def _reference(source: "Dataset", frame: int) -> "Dataset":
-    from pydicom.dataset import Dataset
-
-    item = Dataset()
-    item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = source.SOPClassUID, source.SOPInstanceUID
-    if int(source.get("NumberOfFrames", 1) or 1) > 1:
-        item.ReferencedFrameNumber = frame + 1
-    return item
-
-
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """A tag that highdicom misses in the sources becomes one line with its name; values are never quoted."""
@@ -260,7 +282,15 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _save(path: Path, made: "Dataset") -> None:
+    from pydicom.sr.codedict import codes
+
     buffer = io.BytesIO()
     with _writing(path):
+        acquisition = codes.DCM.AcquisitionEquipment.value
+        made.ContributingEquipmentSequence = [  # highdicom adds the scanner, with its station and institution
+            item
+            for item in made.get("ContributingEquipmentSequence", ())
+            if item.PurposeOfReferenceCodeSequence[0].CodeValue != acquisition
+        ]
         made.save_as(buffer, enforce_file_format=True)
     atomic_bytes(path, buffer.getvalue())

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from reshift.data.dicom.geometry import functional_group
 from reshift.data.dicom.header import Header, read_header
+from reshift.data.dicom.pixels import frame_count
 from reshift.data.dicom.series import DicomVolume
 from reshift.data.image import Image
 from reshift.errors import UserError
@@ -27,13 +29,15 @@ def read_sources(original: DicomVolume | Image) -> "list[Dataset]":
     """Headers of the files ``original`` was read from: one per slice along the native first axis, or the one multi-frame file."""
     paths = list(dict.fromkeys(path for path, _ in original.frames)) if isinstance(original, DicomVolume) else [original.source]
     sources = [_completed(path) for path in paths]
-    if len(paths) > 1 and any(source.get("NumberOfFrames", 1) > 1 for source in sources):
+    if len(paths) > 1 and any(frame_count(Header(path, source)) > 1 for path, source in zip(paths, sources, strict=True)):
         raise UserError(
             f"{original.source}: its frames are spread over several files; DICOM results need one file, or one per slice"
         )
     if isinstance(original, DicomVolume):
         for source in sources:
-            if "ImagePositionPatient" in source and not source.get("SliceThickness"):  # a slice may lack it, a result may not
+            thickness = source.get("SliceThickness")  # a slice may lack it, a result may not; damaged, it can be of any type
+            if "ImagePositionPatient" in source and not (isinstance(thickness, float) and thickness):
+                source.pop("SliceThickness", None)
                 source.SliceThickness = float(f"{np.linalg.norm(original.native_affine[:3, 0]):.6g}")
     return sources
 
@@ -61,3 +65,24 @@ def _is_invalid(tag: str, header: Header) -> bool:
     except ValueError:
         return True
     return tag.endswith("Time") and re.fullmatch(r"(([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?)?", text) is None
+
+
+def patient_orientation(header: Header, frame: int) -> list[str]:
+    """The letters of the directions that rows and columns run in; none where nothing says."""
+    cosines = functional_group(header, frame, "PlaneOrientationSequence").numbers("ImageOrientationPatient", 6)
+    if not cosines:
+        return list(header.words("PatientOrientation"))
+    ends = [cosines[:3], cosines[3:]]
+    strongest = [max(range(3), key=lambda axis, end=end: abs(end[axis])) for end in ends]  # type: ignore[misc]
+    return [("LPH" if end[axis] > 0 else "RAF")[axis] for end, axis in zip(ends, strongest, strict=True)]
+
+
+def reference(source: "Dataset", frame: int) -> "Dataset":
+    """An item that names the instance, and in a multi-frame file the frame, that a result was made from."""
+    from pydicom.dataset import Dataset
+
+    item = Dataset()
+    item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = source.SOPClassUID, source.SOPInstanceUID
+    if int(source.get("NumberOfFrames", 1) or 1) > 1:
+        item.ReferencedFrameNumber = frame + 1
+    return item

@@ -50,6 +50,7 @@ class IsVolumeError(UserError):
 
 def read_case(task: Task, case: ScoreCase) -> Sample[ScoreCase]:
     """Read and prepare one image."""
+    case = case.with_content()
     image = open_input(case.path)
     if isinstance(image, Volume):
         raise IsVolumeError(f"{case.path}: is a volume")
@@ -71,7 +72,7 @@ def write_case(task: Task, sample: Sample[ScoreCase]) -> Record:
         from reshift.inference.dicom_export import export_result
 
         error = export_result(task.out / "dicom" / case.name, sample.image, result.heatmap, calibration)
-    return new_record(case.path, map=place, seconds=round(sample.seconds, 4), error=error, **result.numbers())
+    return new_record(case, map=place, seconds=round(sample.seconds, 4), error=error, **result.numbers())
 
 
 def _write(target: Path, content: bytes) -> None:

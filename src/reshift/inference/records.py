@@ -8,22 +8,28 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
+from reshift.inference.inputs import ScoreCase
 from reshift.system.files import append_bytes, json_line, writing
 
 Record = dict[str, Any]
 FIELDS = (
     "input", "slice", "score", "p_value", "flag", "map", "seconds", "error", "shift", "unlike", "shift_features", "differs",
+    "size", "modified", "sha256",
 )  # of every line  # fmt: skip
+EARLIER_FIELDS = FIELDS[:-3]  # of lines that were written before the content of a file was recorded
 
 
-def new_record(path: Path, **values: Any) -> Record:
-    """A line of ``scores.jsonl``."""
-    return {**dict.fromkeys(FIELDS), "input": str(path), **values}
+def new_record(case: ScoreCase, **values: Any) -> Record:
+    """A line of ``scores.jsonl``; what was read is recorded with a finished input, not with its slices."""
+    content = case.content._asdict() if case.content is not None and values.get("slice") is None else {}
+    if values.get("error") is not None:
+        values["error"] = values["error"].replace(str(case.path), case.source)
+    return {**dict.fromkeys(FIELDS), "input": case.source, **values, **content}
 
 
-def failed_record(path: Path, error: str) -> Record:
+def failed_record(case: ScoreCase, error: str) -> Record:
     """The record of a case that could not be scored."""
-    return new_record(path, error=error)
+    return new_record(case._replace(content=None), error=error)
 
 
 class Entry(NamedTuple):
@@ -32,6 +38,7 @@ class Entry(NamedTuple):
     start: int  # in bytes
     size: int
     map: str | None  # of a case that is finished; None where it failed or was cut short
+    content: tuple[int, int] | None = None  # size and time of change of what was scored
 
 
 class Tally(NamedTuple):
@@ -61,7 +68,7 @@ class RecordFile:
         with writing(self.path):
             if self.file is None:
                 self.file = self.path.open("ab", buffering=0)
-            return Entry(append_bytes(self.file, lines), len(lines), _finished(records[-1]))
+            return Entry(append_bytes(self.file, lines), len(lines), _finished(records[-1]), _content(records[-1]))
 
 
 def read_index(path: Path) -> dict[str, Entry]:
@@ -79,6 +86,12 @@ def read_index(path: Path) -> dict[str, Entry]:
             if complete or name not in index:  # the last whole try counts
                 index[name] = entry
     return index
+
+
+def read_sha256(path: Path, entry: Entry) -> str | None:
+    """The hash in an input's own record."""
+    digest: str | None = json.loads(list(_lines(path, [entry]))[-1]).get("sha256")
+    return digest
 
 
 def sort_records(path: Path, index: dict[str, Entry], names: Iterable[str]) -> Tally:
@@ -104,13 +117,17 @@ def _parsed(line: bytes) -> Record | None:
     """Return the record of a whole line, or None."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and tuple(record) == FIELDS else None
+    return record if isinstance(record, dict) and tuple(record) in (FIELDS, EARLIER_FIELDS) else None
 
 
 def _finished(record: Record) -> str | None:
     return record["map"] if record["slice"] is None and record["error"] is None else None
+
+
+def _content(record: Record) -> tuple[int, int] | None:
+    return (record["size"], record["modified"]) if record.get("modified") is not None else None
 
 
 def _entries(file: BinaryIO) -> Iterator[tuple[str, Entry, bool]]:
@@ -120,7 +137,7 @@ def _entries(file: BinaryIO) -> Iterator[tuple[str, Entry, bool]]:
         size, last = 0, Record()
         for _, _, length, record in group:
             size, last = size + length, record
-        yield name, Entry(start, size, _finished(last)), last["slice"] is None
+        yield name, Entry(start, size, _finished(last), _content(last)), last["slice"] is None
         start += size
 
 

@@ -15,13 +15,23 @@ from reshift.errors import UserError
 from reshift.inference.acquisition import run_warning
 from reshift.inference.bundle import Bundle
 from reshift.inference.images import ImagePool, IsVolumeError, Task, Written
-from reshift.inference.inputs import ScoreCase, find_cases, free_name
+from reshift.inference.inputs import ScoreCase, file_content, find_cases, free_name, read_content
 from reshift.inference.model import Model
 from reshift.inference.overlay import OVERLAYS
-from reshift.inference.records import Entry, Record, RecordFile, failed_record, new_record, read_index, sort_records
+from reshift.inference.records import (
+    Entry,
+    Record,
+    RecordFile,
+    failed_record,
+    new_record,
+    read_index,
+    read_sha256,
+    sort_records,
+)
 from reshift.inference.stream import Sample, predict_batches
 from reshift.inference.volumes import score_volume
-from reshift.system.files import atomic_json, create_output_folder
+from reshift.system.files import atomic_json, writing
+from reshift.system.lock import output_folder
 from reshift.system.progress import progress
 
 
@@ -45,11 +55,12 @@ class Run(NamedTuple):
 
 
 Scored = Iterator[tuple[ScoreCase, list[Record]]]  # in any order
+Engine = Callable[[Run, Sequence[ScoreCase]], Scored]
 
 
 def score(
     model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False, overlays: str = "all",
-    engine: Callable[[Run, Sequence[ScoreCase]], Scored] | None = None,
+    engine: Engine | None = None,
 ) -> Summary:  # fmt: skip
     """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM files get DICOM results in ``out/dicom``.
 
@@ -60,27 +71,77 @@ def score(
         raise UserError(f"overlays '{overlays}' is not known; use {', '.join(OVERLAYS[:-1])} or {OVERLAYS[-1]}")
     if dicom:
         _check_dicom(model.bundle)
-    cases = find_cases(inputs)
-    records = create_output_folder(out) / "scores.jsonl"
-    _claim(out, model.bundle)
-    known = {name: entry._replace(map=None) if _is_empty(out, entry) else entry for name, entry in read_index(records).items()}
+    notes: list[str] = []
+    cases = find_cases(inputs, notes, out)
+    with output_folder(out):
+        _claim(out, model.bundle)
+        return _score_missing(Run(model, out, dicom, notes, overlays), cases, engine or score_cases)
+
+
+def _score_missing(run: Run, cases: Sequence[ScoreCase], engine: Engine) -> Summary:
+    """Score the cases that have no record, and bring the records into order."""
+    records = run.out / "scores.jsonl"
+    known = _known(run, records, cases)
     missing = _missing(cases, known)
     with progress("scoring", len(cases), len(cases) - len(missing)) as advance, RecordFile(records) as file:
-        run = Run(model, out, dicom, [], overlays)
-        for case, found in (engine or score_cases)(run, missing):
-            known[str(case.path)] = file.append(found)  # a case that failed before was tried again
+        for case, found in engine(run, missing):
+            known[case.source] = file.append(found)  # a case that failed before was tried again
             advance()
-    mine = dict.fromkeys(str(case.path) for case in cases)
+    mine = dict.fromkeys(case.source for case in cases)
     others = [name for name in known if name not in mine]  # of earlier runs into this folder; they come first
     tally = sort_records(records, known, [*others, *mine])
     return Summary(len(known), tally.failures, run_warning(tally.differs), run.notes)
+
+
+def _known(run: Run, records: Path, cases: Sequence[ScoreCase]) -> dict[str, Entry]:
+    """The records of earlier runs. Those of files that have changed since are removed, with their results."""
+    known = _read_index(run.out, records)
+    changed = [case.source for case in cases if _has_changed(case, known.get(case.source), records)]
+    if not changed:
+        return known
+    run.notes.append(f"{changed[0]}: has changed since it was scored, or an earlier version scored it; scored again")
+    if len(changed) > 1:
+        run.notes[-1] += f" (and {len(changed) - 1} more)"
+    for name in changed:
+        _remove_results(run.out, known.pop(name).map or "")
+    sort_records(records, known, known)
+    return _read_index(run.out, records)
+
+
+def _read_index(out: Path, records: Path) -> dict[str, Entry]:
+    index = read_index(records)
+    return {name: entry._replace(map=None) if _is_empty(out, entry) else entry for name, entry in index.items()}
+
+
+def _has_changed(case: ScoreCase, entry: Entry | None, records: Path) -> bool:
+    """Whether a finished input is not the one that was scored: by size, time of change and, if only the time differs, hash."""
+    if entry is None or not entry.map:
+        return False
+    if entry.content is None:
+        return True
+    try:
+        now = file_content(case.files)
+        if (now.size, now.modified) == entry.content:
+            return False
+        return now.size != entry.content[0] or read_content(case.files).sha256 != read_sha256(records, entry)
+    except (OSError, UserError):  # it cannot be read now; its score is kept
+        return False
+
+
+def _remove_results(out: Path, heatmap: str) -> None:
+    """Remove what an input has in ``maps``, ``overlays`` and ``dicom``: the new run may not write all of it again."""
+    name = heatmap.removeprefix("maps/").removesuffix(".npy")
+    with writing(out / heatmap):
+        exported = (out / "dicom" / name.removesuffix(".nii.gz")).glob("*.dcm")
+        for path in (out / heatmap, out / "overlays" / f"{name}.png", *(path for path in exported if path.is_file())):
+            path.unlink(missing_ok=True)
 
 
 def _missing(cases: Sequence[ScoreCase], known: dict[str, Entry]) -> list[ScoreCase]:
     """The cases without a finished record, with names that no earlier result has."""
     places = [entry.map.removeprefix("maps/") for entry in known.values() if entry.map]
     taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
-    left = [case for case in cases if (entry := known.get(str(case.path))) is None or not entry.map]
+    left = [case for case in cases if (entry := known.get(case.source)) is None or not entry.map]
     return [case._replace(name=free_name(case.name, taken)) for case in left]
 
 
@@ -105,7 +166,7 @@ def _claim(out: Path, bundle: Bundle) -> None:
     stamp = out / "scored-by.json"
     try:
         theirs = json.loads(stamp.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         theirs = None
     if (out / "scores.jsonl").exists() and theirs != mine:
         raise UserError(f"{out}: holds scores of another model or calibration; choose another --out, or delete that folder")
@@ -123,13 +184,14 @@ def score_cases(run: Run, cases: Sequence[ScoreCase]) -> Scored:
 
 def _score_volume(run: Run, case: ScoreCase) -> list[Record]:
     try:
+        case = case.with_content()
         volume = open_input(*case.input)
         assert isinstance(volume, Volume)
         run.notes.extend(getattr(volume, "notes", ()))
         found = score_volume(run.model, volume, case.name, run.out, dicom=run.dicom, overlays=run.overlays)
-        return [new_record(case.path, **values) for values in found]
+        return [new_record(case, **values) for values in found]
     except UserError as err:
-        return [failed_record(case.path, str(err))]
+        return [failed_record(case, str(err))]
 
 
 def _score_images(run: Run, cases: Sequence[ScoreCase]) -> Scored:
@@ -162,4 +224,4 @@ def _score_failed(run: Run, sample: Sample[ScoreCase]) -> list[Record]:
     """A file that cannot be read, or a DICOM file that is a volume: it is opened again, since a batch of them may not fit."""
     if isinstance(sample.error, IsVolumeError):
         return _score_volume(run, sample.case)
-    return [failed_record(sample.case.path, str(sample.error))]
+    return [failed_record(sample.case, str(sample.error))]

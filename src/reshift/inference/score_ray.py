@@ -1,7 +1,7 @@
 """``reshift score --engine ray``: workers on any number of machines write the maps; this process writes the records.
 
 Ray Data hands chunks of file names to a pool of actors, each with the model loaded once. A chunk begins and ends where a batch
-of a local run does, so the same pictures meet in the same batch. What returns is a few hundred bytes of JSON per image.
+of a local run does, so the same images meet in the same batch. What returns is a few hundred bytes of JSON per image.
 """
 
 import json
@@ -53,7 +53,7 @@ class Engine:
         self.bundle, self.workers, self.device = bundle, workers, device
 
     def __call__(self, run: Run, cases: Sequence[ScoreCase]) -> Scored:
-        """Yield the records of every job as they arrive."""
+        """Yield the records of every case as they arrive."""
         if not cases:
             return
         home = None if all(case.path.is_absolute() for case in cases) else Path.cwd()
@@ -78,18 +78,18 @@ def _score(ray: Any, setup: Setup, each: Share, run: Run, cases: Sequence[ScoreC
             yield cases[answer["index"]], answer["records"]
     for i in (i for i in range(len(cases)) if not done[i]):
         died = f"its worker died {TRIES} times; out of memory, or a file that a library crashes on?"
-        yield cases[i], [failed_record(cases[i].path, f"{cases[i].path}: {died}")]
+        yield cases[i], [failed_record(cases[i], f"{cases[i].path}: {died}")]
 
 
 def chunk_size(cases: int, each: Share) -> int:
-    """Pictures per chunk, in whole batches: few enough that all workers have work until the end."""
+    """Images per chunk, in whole batches: few enough that all workers have work until the end."""
     batch = GPU_BATCH if each.gpus else 1
     fair = -(-cases // (4 * each.workers * batch))
     return batch * max(min(BATCHES, fair), -(-cases // (CHUNKS * batch)))
 
 
 def _chunks(chosen: Sequence[int], cases: Sequence[ScoreCase], size: int) -> Iterator[list[int]]:
-    """A volume is many pictures, and mostly a chunk by itself."""
+    """A volume is many images, and mostly a chunk by itself."""
     for volumes, alike in groupby(chosen, key=lambda i: cases[i].volume):
         yield from grouped(alike, max(1, -(-len(cases) // CHUNKS)) if volumes else size)
 
@@ -131,15 +131,15 @@ def _table(chunk: Sequence[tuple[int, ScoreCase]]) -> Any:
 
 
 def packed(case: ScoreCase) -> list[Any]:
-    """A job as JSON; a name that is no Unicode is escaped."""
+    """A case as JSON; a name that is not Unicode is escaped."""
     found = case.input.series
     series = found and [found.uid, found.modality, [str(file) for file in found.files], found.stacked, str(found.folder)]
-    return [str(case.path), case.name, series]
+    return [str(case.path), case.name, case.source, series]
 
 
-def unpacked(path: str, name: str, series: list[Any] | None) -> ScoreCase:
+def unpacked(path: str, name: str, source: str, series: list[Any] | None) -> ScoreCase:
     """Undo ``packed``."""
-    return ScoreCase(Input(Path(path), _series(*series) if series else None), name)
+    return ScoreCase(Input(Path(path), _series(*series) if series else None), name, source)
 
 
 def _series(uid: str, modality: str, files: list[str], stacked: bool, folder: str) -> "Series":
@@ -171,7 +171,7 @@ class Worker:
             self.mistake = str(err)
 
     def __call__(self, table: Any) -> Any:
-        """Jobs in, one answer per job out."""
+        """Cases in, one answer per case out."""
         import pyarrow
 
         return pyarrow.table({"answer": [json.dumps(answer) for answer in self._answers(table.column("job").to_pylist())]})

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.config import DataConfig
-from reshift.data.image import Image
+from reshift.data.image import Image, reading
 from reshift.data.prepare import Geometry, Prepared, prepare
 from reshift.errors import UserError, reason
 from reshift.inference.acquisition import describe
@@ -66,13 +66,14 @@ def prepare_sample(case: Case, image: Image, config: DataConfig) -> Sample[Case]
 def read_sample(case: Case, read: Callable[[Case], Sample[Case]]) -> Sample[Case]:
     """``read(case)``; whatever goes wrong becomes the sample's error, since one bad file is one bad record."""
     try:
-        return read(case)
+        with reading():
+            return read(case)
     except Exception as err:
         return Sample(case, error=err if isinstance(err, UserError) else UserError(reason(err)))
 
 
 def read_batches(cases: Iterable[Case], read: Callable[[Case], Sample[Case]], size: int) -> Iterator[list[Sample[Case]]]:
-    """Read by threads, ahead of who asks, in batches of ``size``."""
+    """Read by threads, ahead of who asks, in batches of ``size``. How many decode at the same time depends on their pixels."""
     with WorkerPool() as pool:
         yield from grouped(pool.map(lambda case: read_sample(case, read), cases, size + READ_AHEAD), size)
 

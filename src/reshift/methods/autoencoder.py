@@ -28,9 +28,9 @@ class AESettings(Frozen):
     """MedIAnomaly's values are the defaults."""
 
     epochs: int = Field(250, ge=0)
-    width: int = Field(16, ge=1)  # channels of the first block; the others have 2, 4 and 4 times as many
-    hidden: int = Field(1024, ge=1)  # units between feature maps and code
-    latent: int = Field(16, ge=1)  # length of the code
+    width: int = Field(16, ge=1, le=1024)  # channels of the first block; the others have 2, 4 and 4 times as many
+    hidden: int = Field(1024, ge=1, le=65_536)  # units between feature maps and code
+    latent: int = Field(16, ge=1, le=65_536)  # length of the code
 
 
 class VAESettings(AESettings):

@@ -38,9 +38,9 @@ class DAESettings(Frozen):
     """The authors' values are the defaults, except where marked."""
 
     epochs: int = Field(250, ge=0)  # MedIAnomaly's
-    widths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (64, 128, 256, 512)
+    widths: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1, max_length=10)] = (64, 128, 256, 512)
     noise_std: float = Field(0.4, ge=0.0)  # on [-1, 1]
-    noise_grid: int = Field(16, ge=2)  # points per side: 8 pixels apart at 128×128; size / 8 keeps that at other sizes
+    noise_grid: int = Field(16, ge=2, le=1024)  # points per side: 8 pixels apart at 128×128; size / 8 keeps that at other sizes
     floor: float = -0.98  # brighter pixels are foreground; below -1, all pixels are
     map: Literal["absolute", "squared"] = "absolute"
     postprocess: Literal["none", "authors"] = "none"

@@ -43,8 +43,8 @@ class FAnoGANSettings(Frozen):
 
     gan_epochs: int = Field(1500, ge=0)
     encoder_epochs: int = Field(1500, ge=0)
-    latent: int = Field(128, ge=1)
-    width: int = Field(64, ge=1)  # channels at full resolution; eight times as many at the deepest level
+    latent: int = Field(128, ge=1, le=65_536)
+    width: int = Field(64, ge=1, le=1024)  # channels at full resolution; eight times as many at the deepest level
     n_critic: int = Field(5, ge=1)  # critic steps per generator step
     penalty: float = Field(10.0, ge=0.0)  # λ
     kappa: float = Field(1.0, ge=0.0)  # κ, in the encoder's loss and in the score

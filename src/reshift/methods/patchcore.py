@@ -45,11 +45,11 @@ class PatchCoreSettings(Frozen):
 
     features: Literal["efficientnet-lite0"] = "efficientnet-lite0"
     unit: bool = True  # scale the vectors of both layers to length one: contrast then has no influence, and both count the same
-    bank: int = Field(4096, ge=2)  # patches remembered
-    sample: int = Field(200_000, ge=1)  # training patches the coreset is chosen from, at most
-    blur: float = Field(2.29, ge=0.0)  # σ in pixels of a 128-pixel map; the paper's 4 at 224
+    bank: int = Field(4096, ge=2, le=1_000_000)  # patches remembered
+    sample: int = Field(200_000, ge=1, le=10_000_000)  # training patches the coreset is chosen from, at most
+    blur: float = Field(2.29, ge=0.0, le=100.0)  # σ in pixels of a 128-pixel map; the paper's 4 at 224
     score: Literal["reweighted", "max", "top"] = "reweighted"
-    neighbours: int = Field(9, ge=2)  # b
+    neighbours: int = Field(9, ge=2, le=1024)  # b
     top: float = Field(0.02, gt=0.0, le=1.0)  # share of the pixels that "top" averages
 
     @model_validator(mode="after")

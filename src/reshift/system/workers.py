@@ -6,11 +6,12 @@ So threads are the default, and processes do the work where a GPU waits for many
 """
 
 import os
+import pickle
 import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import cycle
@@ -31,7 +32,6 @@ MIN_CORES = 5  # with fewer, the main process needs all of them
 MAX_WORKERS = 16
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
-    "PYTHONSAFEPATH": "1",  # a file in the current folder must not stand in for a module
     # glibc: keep the memory of one image for the next. To return it and ask again costs a page fault for every 4 kB.
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "MALLOC_TRIM_THRESHOLD_": str(2**28),
@@ -100,8 +100,8 @@ class _Process:
 
     def _call(self, function: Callable[..., Result], args: tuple[Any, ...]) -> Result:
         try:
-            self.pipe.send((function, args))
-            value, error = self.pipe.recv()
+            _send(self.pipe, (function, args))
+            value, error = _receive(self.pipe)
         except (OSError, EOFError):
             line = "a worker process that reads and writes images has ended, perhaps because memory ran out"
             raise UserError(f"{line}; run the command again to continue, with {VARIABLE}=0 to use threads") from None
@@ -119,17 +119,33 @@ class _Process:
 
 def _serve(pipe: "Connection[Any, Any]") -> None:
     """A worker process: answer calls until the pipe ends, which it also does when the main process is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are for the main process
+        signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # what a library prints must not get into our output
     with suppress(EOFError, OSError):
         while True:
-            function, args = pipe.recv()
+            function, args = _receive(pipe)
             value, error = None, None
             try:
                 value = function(*args)
             except Exception as err:
                 error = err if isinstance(err, UserError) else UserError(reason(err))
-            pipe.send((value, error))
+            _send(pipe, (value, error))
+
+
+def _send(pipe: "Connection[Any, Any]", value: Any) -> None:
+    """Like ``pipe.send``, but arrays go as they are: pickling them takes three copies, and several times as long."""
+    arrays: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=arrays.append)
+    pipe.send_bytes(len(arrays).to_bytes(4, "little") + head)
+    for array in arrays:
+        pipe.send_bytes(array.raw())
+
+
+def _receive(pipe: "Connection[Any, Any]") -> Any:
+    head = pipe.recv_bytes()
+    arrays = [pipe.recv_bytes() for _ in range(int.from_bytes(head[:4], "little"))]
+    return pickle.loads(head[4:], buffers=arrays)
 
 
 def in_order(futures: "Iterable[Future[Result]]", ahead: Callable[[], int]) -> Iterator[Result]:
@@ -147,7 +163,7 @@ def _start(count: int) -> list[_Process]:
     """Start processes; where there is no room for them, none, and a warning."""
     started: list[_Process] = []
     try:
-        with _spawning():
+        with spawning(ENVIRONMENT):
             started.extend(_Process() for _ in range(count))
     except OSError as err:
         _shut_down(started)
@@ -157,11 +173,12 @@ def _start(count: int) -> list[_Process]:
 
 
 @contextmanager
-def _spawning() -> Iterator[None]:
-    """Start processes in our environment, and without running the caller's script again: they need nothing of it."""
-    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in ENVIRONMENT}
+def spawning(environment: Mapping[str, str] = {}) -> Iterator[None]:
+    """Start processes that import no file of the current folder in place of a module, and do not run the caller's script."""
+    wanted = {**environment, "PYTHONSAFEPATH": "1"}
+    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in wanted}
     sys.modules["__main__"] = ModuleType("__main__")
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(wanted)
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from reshift.methods.detector import Detector, Stage, Step
 from reshift.system.cache import cache_folder
 from reshift.system.device import AsyncCopy, Rank, device_scope, to_device
 from reshift.system.progress import progress
+from reshift.system.signals import ending_signals
 from reshift.training.checkpoint import Position, load_checkpoint, restore_model, restore_optimiser, save_checkpoint
 from reshift.training.log import RunLog
 from reshift.training.stage_cache import Identity, identity, load_stage, save_stage
@@ -114,7 +115,7 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
 
 @contextmanager
 def _stop_signals() -> Iterator[Event]:
-    """Ctrl-C and SIGTERM set an event that the loop checks between steps; a second Ctrl-C stops at once, as always."""
+    """Ctrl-C, SIGTERM and SIGHUP set an event that the loop checks between steps; a second Ctrl-C stops at once, as always."""
     stopped = Event()
     if current_thread() is not main_thread():
         yield stopped
@@ -124,7 +125,7 @@ def _stop_signals() -> Iterator[Event]:
         stopped.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, *ending_signals())}
     try:
         yield stopped
     finally:

@@ -1,7 +1,7 @@
 """``reshift train``: split, fit, calibrate, save."""
 
-import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reshift import __version__, methods
-from reshift.config import RUNTIME_SETTINGS, Config, merge, parse
+from reshift.config import RUNTIME_SETTINGS, Config, merge, parse, read_json
 from reshift.data.cases import Case, expand_volumes, fingerprint, hold_out
 from reshift.data.manifest import load_cases
 from reshift.data.source import Source
@@ -19,6 +19,7 @@ from reshift.inference.calibrate import calibrate
 from reshift.inference.model import Model, check_consensus
 from reshift.system.device import barrier, pick_device, ranks
 from reshift.system.files import atomic_json, create_output_folder, remove_temporary_files
+from reshift.system.lock import locked
 from reshift.training.loop import CHECKPOINT, fit
 
 MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
@@ -38,31 +39,34 @@ def resolve(method: str | None, profile: str, layers: Sequence[dict[str, Any]]) 
 def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) -> Path:
     """Train, calibrate and save ``out/bundle``; return its path."""
     device = pick_device(config.train.device)
-    with ranks(device) as place:
-        detector = build(config)  # a mistake in the settings shows before any image is read
-        check_consensus(detector, config)
-        learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
-        kept, held = split_normals(expand_volumes(learned, config.data), config, data)
-        create_output_folder(out)
-        stamp: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": fingerprint([*kept, *held])}
-        _claim(out, stamp, resume=resume)
-        barrier(place)  # or a late process would find the folder claimed by the first
-        if (out / "bundle" / "config.json").exists():
-            return out / "bundle"
-        source = Source(kept, config.data, device)
-        source.check(held)
-        if place.rank == 0:
-            remove_temporary_files(out)
-            remove_temporary_files(out / "bundle")
-            atomic_json(out / "run.json", stamp)
-        seconds = fit(detector, source, config, out, place, stamp["data"])
-        if place.rank > 0:
-            return out / "bundle"
-    facts = _facts(data, kept, held, stamp["data"], seconds)
-    model = Model(Bundle(detector, config, None, facts, ""), config.train.device)
-    calibration = calibrate(model, kept, held)
-    save_bundle(out / "bundle", detector, config, calibration, facts)
-    (out / CHECKPOINT).unlink(missing_ok=True)  # the bundle has the weights; the moments are of no more use
+    with ExitStack() as lock:
+        with ranks(device) as place:
+            detector = build(config)  # a mistake in the settings shows before any image is read
+            check_consensus(detector, config)
+            learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
+            kept, held = split_normals(expand_volumes(learned, config.data), config, data)
+            create_output_folder(out)
+            if place.rank == 0:  # for all ranks
+                lock.enter_context(locked(out))
+            stamp: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": fingerprint([*kept, *held])}
+            _claim(out, stamp, resume=resume)
+            barrier(place)  # or a late process would find the folder claimed by the first
+            if (out / "bundle" / "config.json").exists():
+                return out / "bundle"
+            source = Source(kept, config.data, device)
+            source.check(held)
+            if place.rank == 0:
+                remove_temporary_files(out)
+                remove_temporary_files(out / "bundle")
+                atomic_json(out / "run.json", stamp)
+            seconds = fit(detector, source, config, out, place, stamp["data"])
+            if place.rank > 0:
+                return out / "bundle"
+        facts = _facts(data, kept, held, stamp["data"], seconds)
+        model = Model(Bundle(detector, config, None, facts, ""), config.train.device)
+        calibration = calibrate(model, kept, held)
+        save_bundle(out / "bundle", detector, config, calibration, facts)
+        (out / CHECKPOINT).unlink(missing_ok=True)  # the bundle has the weights; the moments are of no more use
     return out / "bundle"
 
 
@@ -90,7 +94,7 @@ def _claim(out: Path, stamp: dict[str, Any], *, resume: bool) -> None:
     if not resume:
         raise UserError(f"{out}: already holds a run; --resume continues it, or choose another --out")
     try:
-        before = json.loads(path.read_text())
+        before = read_json(path.read_text())
         same_data = before["data"] == stamp["data"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: damaged, or not of a training run; choose another --out, or delete that folder") from None

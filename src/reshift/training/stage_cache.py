@@ -6,6 +6,7 @@ unless it agrees: whoever copies or renames files here gets a line, not another 
 
 import hashlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,10 @@ def identity(module: nn.Module, **facts: Any) -> Identity:
 def load_stage(folder: Path, wanted: Identity, module: nn.Module) -> float | None:
     """Put the stage's weights into ``module`` and return the seconds its training took; None where there is no such stage."""
     path = folder / f"{wanted.key}.safetensors"
-    if not path.is_file():
+    try:
+        if not path.is_file():
+            return None
+    except OSError:  # a folder that nobody may enter is no cache
         return None
     try:
         with safe_open(path, framework="pt") as file:
@@ -52,16 +56,17 @@ def load_stage(folder: Path, wanted: Identity, module: nn.Module) -> float | Non
 
 
 def save_stage(folder: Path, made: Identity, module: nn.Module, seconds: float) -> None:
-    """Keep a finished stage for others."""
+    """Keep a finished stage for others. Where that fails, a warning says so: the run itself does not need the cache."""
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
     about = json.dumps({"facts": made.facts, "seconds": seconds})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise UserError(
-            f"{folder}: cannot keep trained stages there ({err.strerror}); set train.cache to a folder, or off"
-        ) from None
-    atomic_bytes(folder / f"{made.key}.safetensors", save(weights, metadata={"about": about}))
+        atomic_bytes(folder / f"{made.key}.safetensors", save(weights, metadata={"about": about}))
+    except (OSError, UserError) as err:
+        cause = err if isinstance(err, OSError) else err.__cause__
+        why = cause.strerror if isinstance(cause, OSError) else str(err)
+        advice = "other runs will train it again; set train.cache to another folder, or off"
+        warnings.warn(f"{folder}: the trained stage cannot be kept there ({why}); {advice}", stacklevel=2)
 
 
 def _first_difference(theirs: Any, ours: Any, name: str = "") -> str | None:

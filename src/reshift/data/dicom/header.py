@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reshift.data.files import check_file
 from reshift.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,19 +92,17 @@ class Header:
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether ``path`` is a DICOM file, by its suffix or by its preamble."""
-    return path.suffix.lower() in SUFFIXES or has_preamble(path)
-
-
-def has_preamble(path: Path) -> bool:
-    """Whether the file has the letters DICM after the preamble. Only regular files are opened."""
+    """Whether ``path`` is a DICOM file, by its suffix or by its preamble. Only regular files are opened."""
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(_PREAMBLE + 4)[_PREAMBLE:] == b"DICM"
+        return path.suffix.lower() in SUFFIXES or (path.is_file() and _has_preamble(path))
     except OSError:
-        return False
+        return True  # nobody knows; reading it gives the reason
+
+
+def _has_preamble(path: Path) -> bool:
+    """Whether the file has the letters DICM after the preamble."""
+    with path.open("rb") as file:
+        return file.read(_PREAMBLE + 4)[_PREAMBLE:] == b"DICM"
 
 
 def read_header(path: Path, tags: Iterable[str] | None = None, *, pixels: bool = False) -> Header:
@@ -111,13 +110,8 @@ def read_header(path: Path, tags: Iterable[str] | None = None, *, pixels: bool =
     from pydicom import dcmread
 
     with user_errors(path):
-        if not path.exists():
-            raise UserError(f"{path}: no such file")
-        if not path.is_file():
-            raise UserError(f"{path}: is not a regular file; give a DICOM file, or the folder of a series")
-        if path.stat().st_size == 0:
-            raise UserError(f"{path}: the file is empty (0 bytes); remove it or copy it again")
-        if not has_preamble(path):
+        check_file(path)
+        if not _has_preamble(path):
             raise UserError(f"{path}: not a DICOM file, or one without the preamble 'DICM'; remove it or export it again")
         _refuse_bomb(path)
         wanted = None if tags is None else list(tags)

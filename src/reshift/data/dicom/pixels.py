@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reshift.data.dicom.decode import decompress, stream_size
 from reshift.data.dicom.header import DAMAGED, Header, user_errors
-from reshift.data.image import MAX_PIXELS, MIN_SIDE, TOO_SMALL, Image
+from reshift.data.image import MAX_PIXELS, MIN_SIDE, TOO_SMALL, Image, claim_pixels
 from reshift.errors import UserError
 
 if TYPE_CHECKING:
@@ -140,14 +140,16 @@ def _options(header: Header, layout: PixelLayout, syntax: "UID") -> dict[str, An
 
 
 def _syntax(header: Header) -> "UID":
+    from pydicom.uid import UID
+
     with user_errors(header.path):
         meta = getattr(header.tags, "file_meta", None)
         syntax = meta.get("TransferSyntaxUID") if meta is not None else None
     if syntax is None:
         raise UserError(f"{header.path}: has no TransferSyntaxUID, so its pixels cannot be decoded; export it again")
-    if not syntax.is_transfer_syntax or syntax.is_private:
+    if not isinstance(syntax, UID) or not syntax.is_transfer_syntax or syntax.is_private:  # damaged, it can be of any type
         raise UserError(f"{header.path}: its TransferSyntaxUID is unknown; export it as Explicit VR Little Endian")
-    return syntax  # type: ignore[no-any-return]
+    return syntax
 
 
 def _decoder(header: Header, layout: PixelLayout, syntax: "UID") -> "Decoder":
@@ -232,6 +234,7 @@ def padding_mask(header: Header, layout: PixelLayout, stored: NDArray[Any]) -> N
 def frame_image(header: Header, rescale: Header, voi: Header, measures: Header) -> Image:
     """The one frame of a file as an image; the other headers are its functional groups, if the file is enhanced."""
     layout = pixel_layout(header)
+    claim_pixels(layout.rows * layout.columns)
     stored = decode(header, layout)
     spacing = next((found for tag in SPACINGS if (found := measures.numbers(tag, 2) or header.numbers(tag, 2))), (1.0, 1.0))
     if min(spacing) <= 0:

@@ -3,6 +3,7 @@
 Slices are ordered by position, never by name or number. Nothing about the patient leaves the file.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -23,7 +24,7 @@ from reshift.data.dicom.geometry import (
     plane,
     stack_planes,
 )
-from reshift.data.dicom.header import DAMAGED, Header, is_dicom, read_header
+from reshift.data.dicom.header import DAMAGED, Header, is_dicom, read_header, user_errors
 from reshift.data.dicom.pixels import (
     GREY,
     MAX_VOXELS,
@@ -71,7 +72,7 @@ class DicomVolume(Volume):
 
 @dataclass(frozen=True)
 class Series:
-    """The files of one SeriesInstanceUID. A file that cannot be read is a series of its own, without a uid."""
+    """The files of one SeriesInstanceUID."""
 
     uid: str
     modality: str  # DICOM's code
@@ -79,8 +80,22 @@ class Series:
     stacked: bool  # a volume for ``read_series``; otherwise separate images for ``read_dicom``
     folder: Path
 
+    @property
+    def name(self) -> str:
+        """Modality and a hash of the whole uid: series of one scanner share most of it, and it may hold any bytes."""
+        return f"{self.modality}-{hashlib.sha256(self.uid.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
     def __str__(self) -> str:
-        return f"{self.modality} …{self.uid[-8:]} ({len(self.files)} file{'s'[: len(self.files) > 1]})"
+        return f"{self.name} ({len(self.files)} file{'s'[: len(self.files) > 1]})"
+
+
+class Found(NamedTuple):
+    """What the files of a folder are; every file is in one of these."""
+
+    series: list[Series]
+    damaged: list[Path]  # DICOM by name or preamble, but the header cannot be read
+    without_image: int  # DICOM files: reports, plans, segmentations, DICOMDIR
+    not_dicom: int
 
 
 def read_dicom(path: Path) -> Image | DicomVolume:
@@ -106,21 +121,24 @@ def read_series(series: Series | Path) -> DicomVolume:
     return _volume(stack_planes(planes, series.folder), series.folder, {})
 
 
-def find_series(folder: Path) -> list[Series]:
-    """Every series of images under ``folder``, from headers alone; links to folders are not followed."""
+def find_series(folder: Path, files: Sequence[Path] | None = None) -> Found:
+    """Every series of images among ``files`` (all under ``folder``, if not given), from headers alone."""
     found: dict[str, list[FileInfo]] = defaultdict(list)
-    damaged: list[Series] = []
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    for path in filter(is_dicom, list_files(folder)):
+    files = list_files(folder) if files is None else files
+    dicom, damaged, without_image = [path for path in files if is_dicom(path)], list[Path](), 0
+    for path in dicom:
         try:
             info = _file_info(path)
         except UserError:  # reported when it is read; here it would stop all the others
-            damaged.append(Series("", "", (path,), stacked=False, folder=path))
+            damaged.append(path)
             continue
-        if info is not None:
+        if info is None:
+            without_image += 1
+        else:
             found[info.uid].append(info)
-    return [_series(members, folder) for members in found.values()] + damaged
+    return Found([_series(members, folder) for members in found.values()], damaged, without_image, len(files) - len(dicom))
 
 
 class FileInfo(NamedTuple):
@@ -133,19 +151,25 @@ class FileInfo(NamedTuple):
 
 
 def _file_info(path: Path) -> FileInfo | None:
-    """None for reports, plans and segmentations, which may be among the images."""
+    """None for reports, plans and segmentations, which may be among the images. A file cut before its series is damaged."""
     from pydicom.uid import UID
 
     header = read_header(path, _LISTING_TAGS)
-    kind = UID("".join(header.words("SOPClassUID")))
-    if not ("Image Storage" in kind.name if kind.name != kind else header.value("Rows") is not None):
-        return None
-    modality = "".join(header.words("Modality")[:1])
-    modality = (
-        modality if modality.isalnum() and modality.isupper() and len(modality) <= 6 else "?"
-    )  # anything else may be typed text
-    uid = "".join(header.words("SeriesInstanceUID")) or str(path)
-    return FileInfo(path, uid, modality, header.value("ImagePositionPatient") is not None)
+    with user_errors(path):
+        own = header.words("SOPClassUID")
+        kind = UID("".join(own or Header(path, header.tags.file_meta).words("MediaStorageSOPClassUID")))
+        is_known, has_rows = kind.name != kind, header.value("Rows") is not None
+        if is_known and "Image Storage" not in kind.name:
+            return None
+        uid = "".join(header.words("SeriesInstanceUID"))
+        if not has_rows and not uid and (is_known or not own):
+            raise UserError(f"{path}: ends before it says what it is; {DAMAGED}")
+        if not has_rows and not is_known:
+            return None
+        modality = "".join(header.words("Modality")[:1])
+        is_code = modality.isalnum() and modality.isupper() and len(modality) <= 6  # anything else may be typed text
+        has_position = header.value("ImagePositionPatient") is not None
+    return FileInfo(path, uid or str(path), modality if is_code else "?", has_position)
 
 
 def _series(members: Sequence[FileInfo], folder: Path) -> Series:
@@ -156,11 +180,10 @@ def _series(members: Sequence[FileInfo], folder: Path) -> Series:
 
 def _single_series(folder: Path) -> Series:
     """The one series in ``folder``."""
-    series = find_series(folder)
-    for damaged in series:
-        if not damaged.uid:
-            read_dicom(damaged.files[0])  # raises the reason
-            raise UserError(f"{damaged.files[0]}: its header cannot be read; {DAMAGED}")
+    series, damaged, _, _ = find_series(folder)
+    for path in damaged:
+        read_dicom(path)  # raises the reason
+        raise UserError(f"{path}: its header cannot be read; {DAMAGED}")
     if not series:
         raise UserError(f"{folder}: no DICOM images in this folder")
     if len(series) > 1:

@@ -23,7 +23,7 @@ class AutoDDPMSettings(DiffusionSettings):
     features: Network = "efficientnet-lite0"
     quantile: float = Field(0.95, gt=0.0, lt=1.0)
     repaint_from: int = Field(50, ge=1)
-    resamplings: int = Field(5, ge=1)
+    resamplings: int = Field(5, ge=1, le=1000)
 
     @model_validator(mode="after")
     def _consistent(self) -> "AutoDDPMSettings":

@@ -39,8 +39,9 @@ from reshift.methods.ops.filters import erode, foreground, median_filter
 from reshift.nets.conditioned_unet import ConditionedUNet
 from reshift.nets.resnet import MaskedDecoder, ResNet, Visible, choose_visible, total_stride
 
-Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-Widths = Annotated[tuple[Annotated[int, Field(ge=4, multiple_of=4)], ...], Field(min_length=1)]
+Depths = Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1, max_length=10)]
+Steps = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, max_length=1000)]
+Widths = Annotated[tuple[Annotated[int, Field(ge=4, le=4096, multiple_of=4)], ...], Field(min_length=1, max_length=10)]
 ENCODER = {"pretraining_epochs", "encoder_depths", "encoder_widths", "decoder_width", "mask_ratio"}
 INFERENCE = {"t_star", "inference_seed", "postprocess"}
 
@@ -50,17 +51,17 @@ class CDDPMSettings(Frozen):
 
     pretraining_epochs: int = Field(1200, ge=0)
     denoiser_epochs: int = Field(1200, ge=0)
-    encoder_depths: Counts = (3, 4, 6, 3)  # with these widths, the ResNet-50
+    encoder_depths: Depths = (3, 4, 6, 3)  # with these widths, the ResNet-50
     encoder_widths: Widths = (64, 128, 256, 512)
-    decoder_width: int = Field(512, ge=1)  # at the coarsest scale; halved at each finer one
+    decoder_width: int = Field(512, ge=1, le=4096)  # at the coarsest scale; halved at each finer one
     mask_ratio: float = Field(0.65, gt=0.0, lt=1.0)
     unet_widths: Widths = (128, 256, 256)
-    unet_blocks: int = Field(3, ge=1)
-    timesteps: int = Field(1000, ge=1)
-    octaves: int = Field(6, ge=1)
+    unet_blocks: int = Field(3, ge=1, le=16)
+    timesteps: int = Field(1000, ge=1, le=100_000)
+    octaves: int = Field(6, ge=1, le=32)
     persistence: float = Field(0.8, gt=0.0)
     wavelength: float = Field(64.0, gt=0.0)  # pixels
-    t_star: Counts = (250, 500, 750)
+    t_star: Steps = (250, 500, 750)
     inference_seed: int = Field(0, ge=0)
     postprocess: Literal["none", "authors"] = "none"
 

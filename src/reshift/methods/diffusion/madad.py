@@ -45,7 +45,7 @@ from reshift.methods.ops.filters import foreground, gaussian_blur
 from reshift.nets.klvae import KLVAE
 from reshift.nets.masked_unet import MaskedUNet
 
-Widths = Annotated[tuple[Annotated[int, Field(ge=4, multiple_of=4)], ...], Field(min_length=1)]
+Widths = Annotated[tuple[Annotated[int, Field(ge=4, le=4096, multiple_of=4)], ...], Field(min_length=1, max_length=10)]
 
 
 class MADADSettings(Frozen):
@@ -53,16 +53,16 @@ class MADADSettings(Frozen):
 
     autoencoder_epochs: int = Field(200, ge=0)
     autoencoder_rate: float = Field(5.0, gt=0.0)  # times train.lr
-    autoencoder_width: int = Field(64, ge=8, multiple_of=4)
-    autoencoder_blocks: int = Field(2, ge=1)
+    autoencoder_width: int = Field(64, ge=8, le=1024, multiple_of=4)
+    autoencoder_blocks: int = Field(2, ge=1, le=16)
     factor: Literal[2, 4, 8, 16] = 8
-    latent_channels: int = Field(4, ge=1)
+    latent_channels: int = Field(4, ge=1, le=1024)
     kl_weight: float = Field(1e-6, ge=0.0)
     denoiser_epochs: int = Field(200, ge=0)
     widths: Widths = (128, 256, 512)
-    blocks: int = Field(2, ge=1)
-    heads: int = Field(4, ge=1)
-    timesteps: int = Field(10, ge=1)
+    blocks: int = Field(2, ge=1, le=16)
+    heads: int = Field(4, ge=1, le=64)
+    timesteps: int = Field(10, ge=1, le=100_000)
     noised: float = Field(0.4, gt=0.0, le=1.0)  # largest share of an image's blocks that is noised
     mask_weight: float = Field(0.001, ge=0.0)
     foreground: Literal["auto", "off"] = "auto"  # auto: cells on black background are never noised

@@ -26,6 +26,7 @@ from reshift.nets.perceptual import network
 from reshift.nets.unet import UNet
 
 Noise = Literal["gaussian", "simplex"]
+Widths = Annotated[tuple[Annotated[int, Field(ge=8, le=4096, multiple_of=8)], ...], Field(min_length=2, max_length=10)]
 Draw = Callable[[], Tensor]  # the next noise field (1, C, H, W), the same for every image of every batch
 
 
@@ -33,10 +34,10 @@ class DiffusionSettings(Frozen):
     """The ε-network and its training; each method adds its own settings."""
 
     epochs: int = Field(1500, ge=0)
-    widths: Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], Field(min_length=2)] = (128, 256, 256)
-    blocks: int = Field(1, ge=1)
-    heads: int = Field(1, ge=1)
-    timesteps: int = Field(1000, ge=2)
+    widths: Widths = (128, 256, 256)
+    blocks: int = Field(1, ge=1, le=16)
+    heads: int = Field(1, ge=1, le=64)
+    timesteps: int = Field(1000, ge=2, le=100_000)
     augment: bool = True  # rotate by up to 10°, shift and zoom by up to 10 %, mirror
     t_star: int = Field(250, ge=1)  # the step up to which images are noised
     stride: int = Field(1, ge=1)  # of the reverse chain; 1 visits every step

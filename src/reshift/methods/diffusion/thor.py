@@ -25,7 +25,7 @@ from reshift.nets.perceptual import Network, spatial_distance
 MAP_EVERY = 50  # maps are also taken at multiples of this step
 WINDOW = 13  # pixels, of the morphology
 
-Steps = tuple[Annotated[int, Field(ge=1)], ...]
+Steps = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=1000)]
 
 
 class GaussianSettings(DiffusionSettings):

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from reshift.config import Frozen
 
 # Multiples of four: the attention of the U-Net has four heads.
-Widths = Annotated[tuple[Annotated[int, Field(ge=4, multiple_of=4)], ...], Field(min_length=1)]
+Widths = Annotated[tuple[Annotated[int, Field(ge=4, le=4096, multiple_of=4)], ...], Field(min_length=1, max_length=10)]
 
 
 class DMDSettings(Frozen):
@@ -16,23 +16,23 @@ class DMDSettings(Frozen):
     stage1_epochs: int = Field(250, ge=0)
     stage2_epochs: int = Field(300, ge=0)
     widths: Widths = (32, 64, 128)
-    d_z: int = Field(64, ge=1)
-    codes: int = Field(256, ge=2)
+    d_z: int = Field(64, ge=1, le=4096)
+    codes: int = Field(256, ge=2, le=65_536)
     beta_c: float = Field(0.25, ge=0.0)  # not stated; the value of the VQ-VAE paper
     unet_widths: Widths = (128, 192, 256)  # not stated
-    unet_blocks: int = Field(1, ge=1)  # not stated
+    unet_blocks: int = Field(1, ge=1, le=16)  # not stated
     classifier_widths: Widths = (32, 64, 128)
-    classifier_hidden: int = Field(128, ge=1)  # not stated
-    timesteps: int = Field(1000, ge=1)
+    classifier_hidden: int = Field(128, ge=1, le=65_536)  # not stated
+    timesteps: int = Field(1000, ge=1, le=100_000)
     rho_min: float = Field(0.02, gt=0.0, le=1.0)  # not stated; sides 2…8 of 16, around ℓ_M = 4
     rho_max: float = Field(0.25, gt=0.0, le=1.0)
     lambda_cls: float = Field(0.1, ge=0.0)
-    mask_side: int = Field(4, ge=1)  # ℓ_M: 32×32 = 1024 pixels, inside the paper's best range of 900–1200
+    mask_side: int = Field(4, ge=1, le=1024)  # ℓ_M: 32×32 = 1024 pixels, inside the paper's best range of 900–1200
     mask_stride: int = Field(2, ge=1)  # s_M
     t_star: int = Field(500, ge=1)
     delta: float = Field(1e-6, gt=0.0)
     inference_seed: int = Field(0, ge=0)
-    inference_rows: int = Field(2048, ge=1)  # restorations per pass; bounds memory, not the result
+    inference_rows: int = Field(2048, ge=1, le=65_536)  # restorations per pass; bounds memory, not the result
     latent_scale: Literal["unit", "none"] = "unit"  # unit: diffuse latents of unit variance; none: the paper's letter
     restart_after: int = Field(0, ge=0)  # re-seed a code unused for this many steps; 0 = never, as the paper says nothing
     # The five ablations of Table 4.
