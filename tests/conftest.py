@@ -22,7 +22,7 @@ SLOW = (
     "test_stagecache", "test_end_to_end", "test_batch_norm_relu", "test_batch_norm_relu_pool", "test_prepare_command",
     "test_add_a_method", "test_adamw", "test_select", "test_sweep", "test_report", "test_figures_maps",
     "test_group_norm", "test_figures", "test_dae", "test_bench_run", "test_crossfit", "test_acquisition_features",
-    "test_workers", "test_image_pool",
+    "test_workers", "test_image_pool", "test_archive", "test_score_nothing_lost", "test_locks", "test_safe_path",
 )  # fmt: skip
 
 

@@ -42,8 +42,9 @@ def test_a_folder_in_use_is_refused(
     out = ("--out", held)
     if command == "calibrate":
         shutil.copytree(tiny_bundle, held, dirs_exist_ok=True)
-    if command == "figures":
-        evaluation(tmp_path, "dmd")
+    if command in ("compare", "figures"):
+        for name in ("dmd", "other"):
+            evaluation(tmp_path, name)
     (tmp_path / "a.toml").write_text('method = "brightness"')
     args: dict[str, tuple[object, ...]] = {
         "train": ("train", "--data", folder_of_images, *out, *BRIGHTNESS),
@@ -55,7 +56,7 @@ def test_a_folder_in_use_is_refused(
         "prepare": ("prepare", "busi", "--source", busi(tmp_path / "busi"), *out),
         "select": ("select", tmp_path / "a.toml", "--data", folder_of_images, *out),
         "demo": ("demo", *out),
-        "compare": ("compare", tmp_path / "dmd", tmp_path / "dmd", *out),
+        "compare": ("compare", tmp_path / "dmd", tmp_path / "other", *out),
         "figures": ("figures", tmp_path / "dmd", *out),
     }
     before = sorted(held.rglob("*"))

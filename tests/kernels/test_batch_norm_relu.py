@@ -65,7 +65,7 @@ def compare(dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, ..
         batch_norm.STATISTICS, batch_norm_relu.ELEMENTS = limits
         torch.manual_seed(0)
         norm, x, back = make(shape[1], train=train), images(*shape).to(dtype), torch.randn(*shape).to(dtype)
-        for learns in (True, False):
+        for learns in (True, False) if limits == LIMITS[0] else (True,):
             norm.requires_grad_(learns)
             ours, exact = outcome(norm, x, back, "fused"), outcome(norm, x.float(), back.float(), "plain")
             assert ours["y"].dtype == ours["dx"].dtype == dtype

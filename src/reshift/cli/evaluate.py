@@ -63,8 +63,7 @@ def compare(
     """
     from reshift.reports.comparison import markdown, write_comparison
 
-    with output_folder(out):
-        table = write_comparison(runs, out)
+    table = write_comparison(runs, out)
     typer.echo(markdown(table))
     typer.echo(f"page: {out / 'compare.html'}")
 

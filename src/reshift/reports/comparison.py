@@ -12,7 +12,8 @@ from reshift.evaluation.metrics.table import METRICS, Metric, select_metrics
 from reshift.evaluation.results import Results, case_arrays, choose_cases
 from reshift.inference.overlay import colours
 from reshift.reports import page
-from reshift.system.files import atomic_json, atomic_text, create_output_folder
+from reshift.system.files import atomic_json, atomic_text
+from reshift.system.lock import output_folder
 
 SHOWN = 48  # cases; more would only make the file large
 
@@ -20,10 +21,10 @@ SHOWN = 48  # cases; more would only make the file large
 def write_comparison(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     """Write ``compare.json``, ``compare.md`` and ``compare.html``; return the first. Tests are against the first folder."""
     comparison = compare(folders)
-    create_output_folder(out)
-    atomic_json(out / "compare.json", comparison.table)
-    atomic_text(out / "compare.md", markdown(comparison.table))
-    atomic_text(out / "compare.html", comparison_page(comparison))
+    with output_folder(out):
+        atomic_json(out / "compare.json", comparison.table)
+        atomic_text(out / "compare.md", markdown(comparison.table))
+        atomic_text(out / "compare.html", comparison_page(comparison))
     return comparison.table
 
 
