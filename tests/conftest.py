@@ -23,6 +23,10 @@ SLOW = (
     "test_add_a_method", "test_adamw", "test_select", "test_sweep", "test_report", "test_figures_maps",
     "test_group_norm", "test_figures", "test_dae", "test_bench_run", "test_crossfit", "test_acquisition_features",
     "test_workers", "test_image_pool", "test_archive", "test_score_nothing_lost", "test_locks", "test_safe_path",
+    "test_pixels", "test_attention", "test_autoencoders", "test_conv", "test_check", "test_nearest_code",
+    "test_bench_engine", "test_bench_cells", "test_bench_tables", "test_bench_cost", "test_startup",
+    "test_evaluate_again", "test_annotations", "test_pixel_intervals", "test_score_again", "test_compare",
+    "test_score_dicom", "test_dicom_export", "test_shared_data", "test_pixel_allowance", "test_reshift", "test_acquisition",
 )  # fmt: skip
 
 

@@ -59,6 +59,8 @@ def compare_in_float32() -> None:
     from reshift.kernels import batch_norm, batch_norm_relu_pool
 
     for limits, shape, train, ties in product(LIMITS, SHAPES, (True, False), (True, False)):
+        if ties and limits != LIMITS[0]:
+            continue
         batch_norm.STATISTICS, batch_norm_relu_pool.WINDOWS = limits
         torch.manual_seed(0)
         norm, x = make(shape[1], train=train), images(*shape, ties=ties)

@@ -66,7 +66,7 @@ def test_same_seed_same_bits_other_seed_other_bits(manifest: Path, tmp_path: Pat
 
 def test_killed_at_any_moment_and_resumed_the_weights_are_the_same_to_the_bit(manifest: Path, tmp_path: Path) -> None:
     # A checkpoint after every step: more places to be killed in; and enough steps that the last kill does not come too late.
-    epochs = ("--set", "model.stage1_epochs=15", "--set", "model.stage2_epochs=15")
+    epochs = ("--set", "model.stage1_epochs=10", "--set", "model.stage2_epochs=10")
     slow = ("--set", "train.checkpoint_seconds=0", *epochs)
     subprocess.run(command(manifest, tmp_path / "whole", tmp_path, *slow), check=True, capture_output=True)
     run = tmp_path / "killed"
