@@ -12,6 +12,9 @@ from helpers import Cli, Outcome, save_many
 # Before torch is imported, and inherited by every process the tests start: the networks here are so small that a second
 # thread only gets in the way, and two test workers with two threads each fight over two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Under nohup the processes that tests start would ignore a closed terminal, which some of them test.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ["RESHIFT_CACHE"] = "off"  # a test that wants trained stages to be shared says where
 
 
