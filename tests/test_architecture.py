@@ -107,7 +107,8 @@ def test_help_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", f"{code}assert 'torch' not in sys.modules"], check=True, stdout=subprocess.DEVNULL)
 
 
-PYTHON = [path for folder in ("src", "tests", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
+PYTHON = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))

@@ -32,21 +32,14 @@ PAPER = {  # AUC, AP_pix and Dice of the paper's DMD, on the paper's own data
     "nih_cxr": ("VinDr-CXR", "0.843", "–", "–"),
 }  # fmt: skip
 VARIANTS = {  # with AP_pix and Dice that the paper prints for BraTS2021
-    "DMD": ("0.789", "0.763"),
-    "w/o classifier": ("0.728", "0.716"),
-    "w/o discriminative feedback": ("0.729", "0.717"),
-    "w/o pre-training": ("0.568", "0.625"),
-    "w/o masking strategy": ("0.552", "0.658"),
+    "DMD": ("0.789", "0.763"), "w/o classifier": ("0.728", "0.716"), "w/o discriminative feedback": ("0.729", "0.717"),
+    "w/o pre-training": ("0.568", "0.625"), "w/o masking strategy": ("0.552", "0.658"),
     "w/o latent diffusion": ("0.448", "0.479"),
-}
+}  # fmt: skip
 QUICK = {
-    "lgg_flair": "lgg_flair",
-    "lgg_flair-consensus": "… with `data.consensus=1`, score from 0.5 %",
-    "busi": "busi",
-    "arc_t1_stroke": "arc_t1_stroke",
-    "nih_cxr": "nih_cxr",
-    "wmh_flair-by-lgg": "wmh_flair, by the lgg_flair model",
-}
+    "lgg_flair": "lgg_flair", "lgg_flair-consensus": "… with `data.consensus=1`, score from 0.5 %", "busi": "busi",
+    "arc_t1_stroke": "arc_t1_stroke", "nih_cxr": "nih_cxr", "wmh_flair-by-lgg": "wmh_flair, by the lgg_flair model",
+}  # fmt: skip
 
 
 def select(rows: Iterable[Row], **wanted: str) -> list[Row]:
