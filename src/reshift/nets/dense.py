@@ -1,4 +1,4 @@
-"""The dense shift discriminator: a U-Net that says at every pixel how shifted it looks, with frozen features beside the image."""
+"""A dense U-Net: one output per pixel, with frozen features beside the image. Discriminators and denoisers are made of it."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -34,22 +34,31 @@ def _halved(x: Tensor) -> Tensor:
     return mean
 
 
-class DenseDiscriminator(nn.Module):
-    """One width per level. ``features`` are the channels of frozen maps that join the levels below the first, in order."""
+class DenseUNet(nn.Module):
+    """One width per level. ``features`` are the channels of frozen maps that join the levels below the first, in order.
 
-    def __init__(self, channels: int, widths: Sequence[int], features: Sequence[int] = ()) -> None:
+    ``grain`` turns blocks of so many pixels a side into channels before the first level and back after the last: nothing is
+    lost, and the finest level, where most of the time goes, becomes grain² times smaller.
+    """
+
+    def __init__(
+        self, channels: int, widths: Sequence[int], features: Sequence[int] = (), *, out: int = 1, grain: int = 1
+    ) -> None:
         super().__init__()
         if len(features) >= len(widths):
             raise ValueError(f"{len(features)} feature maps need at least {len(features) + 1} widths, not {len(widths)}")
-        self.down = nn.ModuleList(_block(a, b) for a, b in pairwise((channels, *widths)))
+        self.grain = grain
+        self.down = nn.ModuleList(_block(a, b) for a, b in pairwise((channels * grain**2, *widths)))
         halves = [(c, max(8, c_level // 2)) for c, c_level in zip(features, widths[1:], strict=False)]
         self.adapt = nn.ModuleList(nn.Sequential(nn.Conv2d(c, half, 1, bias=False), _norm(half)) for c, half in halves)
         self.join = nn.ModuleList(_block(level + half, level) for level, (_, half) in zip(widths[1:], halves, strict=False))
         self.up = nn.ModuleList(_block(deep + shallow, shallow) for shallow, deep in reversed(list(pairwise(widths))))
-        self.head = nn.Conv2d(widths[0], 1, 1)
+        self.head = nn.Conv2d(widths[0], out * grain**2, 1)
 
     def forward(self, x: Tensor, maps: Sequence[Tensor] = ()) -> Tensor:
-        """``x (B, C, H, W)`` and its frozen ``maps`` → logits ``(B, 1, H, W)``."""
+        """``x (B, C, H, W)`` and its frozen ``maps`` → ``(B, out, H, W)``."""
+        # With channels last, a training step on the CPU takes two thirds of the time.
+        x = F.pixel_unshuffle(x, self.grain).contiguous(memory_format=torch.channels_last)
         skips = list[Tensor]()
         for level, block in enumerate(self.down):
             x = block(_halved(x) if level else x)
@@ -61,5 +70,4 @@ class DenseDiscriminator(nn.Module):
         for block in self.up:
             skip = skips.pop()
             x = block(torch.cat([_enlarged(x, skip.shape[-2:]), skip], dim=1))
-        logits: Tensor = self.head(x)
-        return logits
+        return F.pixel_shuffle(self.head(x), self.grain)

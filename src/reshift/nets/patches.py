@@ -1,27 +1,14 @@
 """Patch features of a frozen network, a coreset of them, and the distance to it: what PatchCore is made of."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from reshift.nets.features import FeatureNet, efficientnet_lite0
-
-DIMS = {"efficientnet-lite0": 40 + 112}  # channels of a patch vector
 CHUNK = 4096  # patches compared with the bank at once; bounds memory, not the result
 SPARE = 8  # candidates beyond the wanted neighbours, so that rounding in the matrix product loses none of them
 EXACT = "donot_use_mm_for_euclid_dist"
-
-
-@lru_cache(maxsize=8)
-def feature_net(name: str, device: str) -> FeatureNet:
-    """The frozen network called ``name`` on ``device``; read once and kept, outside any detector's weights."""
-    if name not in DIMS:
-        raise ValueError(f"unknown feature network '{name}'")
-    with torch.inference_mode(False):  # kept for callers of every kind, so never made of inference tensors
-        return efficientnet_lite0(device)
 
 
 def patch_features(maps: Sequence[Tensor], *, unit: bool = False) -> Tensor:

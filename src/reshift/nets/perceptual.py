@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reshift.nets.features import FeatureNet, efficientnet_lite0, unit_difference, upsampled_sum
+from reshift.nets.features import FeatureNet, feature_net, unit_difference, upsampled_sum
 from reshift.nets.lpips import Lpips, lpips_alexnet
 
 Network = Literal["efficientnet-lite0", "lpips-alexnet"]
@@ -15,7 +15,7 @@ Network = Literal["efficientnet-lite0", "lpips-alexnet"]
 @lru_cache(maxsize=4)
 def network(name: Network, device: torch.device) -> FeatureNet | Lpips:
     """Load a network once per device. It is frozen and named in the config, so no bundle carries its weights."""
-    return lpips_alexnet(device) if name == "lpips-alexnet" else efficientnet_lite0(device)
+    return lpips_alexnet(device) if name == "lpips-alexnet" else feature_net(name, str(device))
 
 
 def spatial_distance(name: Network, a: Tensor, b: Tensor) -> Tensor:
