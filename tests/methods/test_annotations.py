@@ -18,7 +18,10 @@ from reshift.methods.reshift.settings import ReshiftSettings
 from reshift.methods.reshift.shifts import Shifted, shift
 
 SIZE = 64
-SMALL: dict[str, Any] = {"steps": 2, "members": 1, "widths": (8, 8, 8, 8), "bank": 512, "sample": 4000, "sources": ("offset",)}
+SMALL: dict[str, Any] = {
+    "steps": 2, "folds": 1, "widths": (8, 8, 8, 8), "denoising_widths": (8, 8, 8), "bank": 512, "sample": 4000,
+    "sources": ("offset",), "mirror": False,
+}  # fmt: skip
 
 
 def step(seed: int = 0) -> Step:
@@ -76,16 +79,17 @@ def test_a_mark_is_not_a_shift(monkeypatch: pytest.MonkeyPatch) -> None:
         return found[0]
 
     monkeypatch.setattr(module, "shift", spy)
-    model.members[0].register_forward_pre_hook(lambda _net, args: shown.append(args[0]))
+    net: Any = model.witnesses[0]
+    net.nets.members[0].register_forward_pre_hook(lambda _net, args: shown.append(args[0]))
     x = tissue(8)
     x[:, :, :20] = -1.0
-    loss = float(model._loss(x, step())["loss"].detach())
+    loss = float(model.stages()[0].objectives[0].loss(x, step())["loss"].detach())
     marked = (shown[0] - found[0].image).abs() > 0.05
     assert bool(marked.any())
     assert bool(marked[found[0].inside == 0].any())  # some lie in the dark above
     target = found[0].target
     assert float(target.max()) <= 1.0
-    logits = model.members[0](shown[0], [])
+    logits = net.nets.members[0](shown[0], [])
     errors = torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").detach()
     without = float((errors * found[0].inside).sum() / found[0].inside.sum())
     assert loss == pytest.approx(without, rel=0.2)
@@ -134,10 +138,10 @@ def test_small_text_changes_the_distance_little() -> None:
     far = []
     for strokes in (0.0, 0.5):
         torch.manual_seed(0)
-        settings = ReshiftSettings(**SMALL, features="efficientnet-lite0", strokes=strokes, blur=0.0)
-        model = Reshift(settings, 128, 1).eval()
+        small = SMALL | {"witnesses": ("memory",)}
+        model = Reshift(ReshiftSettings(**small, features=("efficientnet-lite0",), strokes=strokes, blur=0.0), 128, 1).eval()
+        memory: Any = model.witnesses[0]
         with torch.no_grad():
-            model._fill_memory([tissue(12, seed=9, size=128) - 0.1])
-            read = model._remove_text(torch.where(letters, 0.9, x))
-            far.append(float(model._witnesses(read)[1][letters].mean()))
+            model._fill_memory(memory, [tissue(12, seed=9, size=128) - 0.1])
+            far.append(float(memory(model._see(torch.where(letters, 0.9, x)))[letters].mean()))
     assert far[1] < 0.5 * far[0]

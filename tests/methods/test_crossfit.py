@@ -20,17 +20,19 @@ from reshift.data.source import Source, folds
 from reshift.inference.calibrate import unseen_normals
 from reshift.inference.model import load_model
 from reshift.methods.detector import Detector, Objective, Stage, Step
-from reshift.methods.reshift.discriminator import repeat_folds
-from reshift.methods.reshift.distance import distance_to_banks
+from reshift.methods.reshift.discriminator import masked_cross_entropy
+from reshift.methods.reshift.memory import Memory, distance_to_banks
 from reshift.methods.reshift.method import Reshift
 from reshift.methods.reshift.settings import ReshiftSettings
+from reshift.methods.reshift.witness import TrainedWitness
 from reshift.system.device import Rank
 from reshift.training.loop import fit
 from reshift.training.run import resolve, train_run
 
 SIZE = 32
 TINY: dict[str, Any] = {
-    "steps": 2, "members": 3, "widths": (8, 8, 8, 8), "bank": 96, "sample": 900, "side": 64, "sources": ("offset",),
+    "steps": 2, "denoising_steps": 2, "folds": 3, "widths": (8, 8, 8, 8), "denoising_widths": (8, 8, 8),
+    "bank": 96, "sample": 900, "sources": ("offset",), "features": ("efficientnet-lite0",),
 }  # fmt: skip
 
 
@@ -105,45 +107,57 @@ def test_a_batch_has_equal_parts_of_every_fold(tmp_path: Path) -> None:
         assert {mean for parts in recorder.batches for mean in parts[k]} == group
 
 
-def test_a_member_does_not_learn_from_its_own_fold() -> None:
+def test_a_network_does_not_learn_from_its_own_fold() -> None:
     model = build(features="off")
     x = images(6)
     changed = x.clone()
     changed[2:4] = 0.9  # fold 1's part of the batch
-    before, after = (model._shifted(batch, Step(torch.Generator().manual_seed(0))) for batch in (x, changed))
-    assert not torch.equal(before.image[2:4], after.image[2:4])
-    for member in range(3):
-        errors = [float(model._member_loss(member, [repeat_folds(t, 3) for t in shown]).detach()) for shown in (before, after)]
-        assert (errors[0] == errors[1]) == (member == 1)
+    witness: Any = model.witnesses[0]
+    losses = list[float]()
+
+    def remember(out: Tensor, target: Tensor, inside: Tensor) -> Tensor:
+        losses.append(float(masked_cross_entropy(out, target, inside).detach()))
+        return out.mean()
+
+    for batch in (x, changed):
+        step = Step(torch.Generator().manual_seed(0))
+        example = model._shifted(*model._augmented(batch, step), step)
+        witness.nets.mean_loss(witness._input(example.image), (), example, remember)
+    assert [losses[k] == losses[3 + k] for k in range(3)] == [False, True, False]
 
 
-def test_without_a_fold_only_its_member_predicts_and_its_patches_are_left_out() -> None:
+def fill(model: Reshift) -> Memory:
+    [memory] = [witness for witness in model.witnesses if isinstance(witness, Memory)]
+    for fold in range(3):
+        model._fill_memory(memory, [images(4, seed=fold)], fold)
+    return memory
+
+
+def test_without_a_fold_only_its_network_predicts_and_its_patches_are_left_out() -> None:
     model, x = build(), images(2, seed=9)
     with torch.no_grad():
-        for fold in range(3):
-            model._fill_memory([images(4, seed=fold)], fold)
-        logits, distance = model._witnesses(x, without=2)
-        model.bank[2] = model.bank[0]
-        torch.testing.assert_close(distance, model._witnesses(x, without=2)[1])
-        model.members = nn.ModuleList([model.members[2]])
-        torch.testing.assert_close(logits, model._witnesses(x)[0])
+        memory, seen = fill(model), model._see(x)
+        distance = memory(seen, without=2)
+        memory.bank[2] = memory.bank[0]
+        torch.testing.assert_close(distance, memory(seen, without=2))
+        for witness in (w for w in model.witnesses if isinstance(w, TrainedWitness)):
+            alone = witness(seen, without=2)
+            witness.nets.members = nn.ModuleList([witness.nets.members[2]])
+            torch.testing.assert_close(alone, witness(seen))
 
 
 def test_a_new_image_is_compared_with_as_many_patches_as_the_normals_that_set_the_thresholds() -> None:
-    model, rows = build(), torch.randn(7, 152)
-    model.bank.copy_(torch.randn(model.bank.shape))
-    slow = torch.stack([torch.cdist(rows, torch.cat([model.bank[j] for j in range(3) if j != k])).amin(1) for k in range(3)])
-    torch.testing.assert_close(distance_to_banks(rows, model.bank, None), slow.mean(0))
-    torch.testing.assert_close(distance_to_banks(rows, model.bank, 1), slow[1])
+    banks, rows = torch.randn(3, 32, 152), torch.randn(7, 152)
+    slow = torch.stack([torch.cdist(rows, torch.cat([banks[j] for j in range(3) if j != k])).amin(1) for k in range(3)])
+    torch.testing.assert_close(distance_to_banks(rows, banks, None), slow.mean(0))
+    torch.testing.assert_close(distance_to_banks(rows, banks, 1), slow[1])
 
 
 def test_without_its_fold_an_image_is_farther_from_the_memory() -> None:
     model, x = build(bank=3 * 16, sample=3 * 3136, blur=0.0), images(4, seed=2)
     with torch.no_grad():
-        for fold in range(3):
-            model._fill_memory([images(4, seed=fold)], fold)
-        seen, unseen_ = model._witnesses(x)[1], model._witnesses(x, without=2)[1]
-    assert float(unseen_.mean()) > float(seen.mean())
+        memory, seen = fill(model), model._see(x)
+        assert float(memory(seen, without=2).mean()) > float(memory(seen).mean())
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +165,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without held-out normals: all normals are learned from, and all set the thresholds."""
     folder = tmp_path_factory.mktemp("crossfit")
     write_phantom(folder / "data", train=12, test_normal=2, test_abnormal=2, size=SIZE, slices=2)
-    model = {"steps": 2, "members": 3, "widths": [8, 8, 8, 8], "bank": 60, "sample": 900, "side": 64, "sources": ["offset"]}
+    model = {**TINY, "bank": 60}
     layer = {"data": {"size": SIZE, "holdout": 0.0}, "train": {"batch": 6}, "model": model}
     train_run(resolve("reshift", "paper", [layer]), folder / "data" / "manifest.csv", folder / "run")
     return folder

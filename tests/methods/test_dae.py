@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reshift.methods.dae import DAE, DAESettings, coarse_noise, roll_each
+from reshift.methods.dae import DAE, DAESettings
 from reshift.methods.detector import Step
+from reshift.methods.ops.noise import coarse_noise, roll_each
 from reshift.nets.dae_unet import DenoisingUNet, StandardisedConv, norm_groups
 from reshift.nets.norm import GroupNorm
 

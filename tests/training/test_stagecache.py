@@ -1,8 +1,10 @@
 """Stages that are trained once and shared."""
 
 import json
+import shutil
 from errno import ENOSPC
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,15 +15,36 @@ from safetensors.torch import load_file
 from reshift.config import TrainConfig
 from reshift.system.cache import VARIABLE, cache_folder
 from reshift.system.files import writing
+from reshift.training.run import resolve, train_run
 from reshift.training.step import learning_rate
 
-TINY = ("--set", "data.size=32", "--set", "model.epochs=2", "--set", "model.widths=[8,8]", "--set", "model.t_star=4",
-        "--set", "model.timesteps=8", "--set", "train.batch=4")  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "data": {"size": 32}, "train": {"batch": 4}, "calibrate": {"features": "off"},
+    "model": {"epochs": 2, "widths": [8, 8], "t_star": 4, "timesteps": 8},
+}  # fmt: skip
+TINY = [f"--set={table}.{name}={value}" for table, values in SETTINGS.items() for name, value in values.items()]
 REPAINT = ("--set", "model.repaint_from=2", "--set", "model.resamplings=2")
 
 
+class First(NamedTuple):
+    """The run of a method, and the cache that has its trained stage."""
+
+    run: Path
+    cache: Path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, folder_of_images: Path) -> First:
+    """DDPM trained with a cache; read only."""
+    first = First(tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("cache"))
+    train_run(resolve("ddpm", "paper", [SETTINGS, {"train": {"cache": str(first.cache)}}]), folder_of_images, first.run)
+    return first
+
+
 @pytest.fixture
-def cache(tmp_path: Path) -> tuple[str, str]:
+def cache(tmp_path: Path, trained: First) -> tuple[str, str]:
+    """A cache with DDPM's stage, as an option."""
+    shutil.copytree(trained.cache, tmp_path / "cache")
     return ("--set", f"train.cache={tmp_path / 'cache'}")
 
 
@@ -31,13 +54,12 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_second_method_takes_the_network_of_the_first(
-    run_cli: Cli, folder_of_images: Path, tmp_path: Path, cache: tuple[str, str]
+    run_cli: Cli, folder_of_images: Path, tmp_path: Path, trained: First, cache: tuple[str, str]
 ) -> None:
     data = ("--data", folder_of_images)
-    assert run_cli("train", *data, "--out", tmp_path / "a", "--method", "ddpm", *TINY, *cache).code == 0
     assert run_cli("train", *data, "--out", tmp_path / "b", "--method", "autoddpm", *TINY, *REPAINT, *cache).code == 0
     assert run_cli("train", *data, "--out", tmp_path / "c", "--method", "ddpm", *TINY, "--set", "train.cache=off").code == 0
-    first, second, alone = (weights(tmp_path / name) for name in "abc")
+    first, second, alone = (weights(run) for run in (trained.run, tmp_path / "b", tmp_path / "c"))
     assert all(torch.equal(first[name], second[name]) and torch.equal(first[name], alone[name]) for name in alone)
     assert len(list((tmp_path / "cache").iterdir())) == 1
     lines = [json.loads(line) for line in (tmp_path / "b" / "log.jsonl").read_text().splitlines()]
@@ -53,7 +75,6 @@ def test_a_second_method_takes_the_network_of_the_first(
 def test_what_decides_the_weights_is_trained_anew(
     run_cli: Cli, folder_of_images: Path, tmp_path: Path, cache: tuple[str, str], change: str
 ) -> None:
-    assert run_cli("train", "--data", folder_of_images, "--out", tmp_path / "a", "--method", "ddpm", *TINY, *cache).code == 0
     data = folder_of_images
     if change == "data":
         data = tmp_path / "fewer"
@@ -70,7 +91,6 @@ def test_a_stage_of_another_config_or_a_damaged_one_is_refused(
     run_cli: Cli, folder_of_images: Path, tmp_path: Path, cache: tuple[str, str]
 ) -> None:
     first = ("train", "--data", folder_of_images, "--method", "ddpm", *TINY, *cache)
-    assert run_cli(*first, "--out", tmp_path / "a").code == 0
     assert run_cli(*first, "--out", tmp_path / "b", "--set", "train.lr=1e-3").code == 0
     one, two = sorted((tmp_path / "cache").iterdir(), key=lambda p: p.stat().st_mtime_ns)
     one.write_bytes(two.read_bytes())
@@ -79,20 +99,23 @@ def test_a_stage_of_another_config_or_a_damaged_one_is_refused(
     refused(run_cli(*first, "--out", tmp_path / "d"), one, "damaged", "delete it")
 
 
-def test_a_cache_that_cannot_be_written_costs_no_training(run_cli: Cli, folder_of_images: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_costs_no_training(
+    run_cli: Cli, folder_of_images: Path, tmp_path: Path, trained: First
+) -> None:
     (tmp_path / "file").touch()
     where = ("--set", f"train.cache={tmp_path / 'file' / 'cache'}")
     train = ("train", "--data", folder_of_images, "--method", "ddpm", *TINY)
     with pytest.warns(UserWarning, match=r"file/cache: the trained stage cannot be kept there \(Not a directory\)"):
         assert run_cli(*train, "--out", tmp_path / "a", *where).code == 0
-    assert run_cli(*train, "--out", tmp_path / "b", "--set", "train.cache=off").code == 0
-    first, second = weights(tmp_path / "a"), weights(tmp_path / "b")
+    first, second = weights(tmp_path / "a"), weights(trained.run)
     assert all(torch.equal(first[name], second[name]) for name in second)
 
 
 def test_a_full_disk_of_the_cache_costs_no_training(
-    run_cli: Cli, folder_of_images: Path, tmp_path: Path, cache: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    run_cli: Cli, folder_of_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cache = ("--set", f"train.cache={tmp_path / 'cache'}")
+
     def full(path: Path, _data: bytes) -> None:
         with writing(path):
             raise OSError(ENOSPC, "No space left on device")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import TINY_DMD
+from helpers import TINY_DMD, Cli
 from safetensors.torch import load_file
 
 from reshift.config import Config, DataConfig
@@ -24,6 +24,7 @@ from reshift.errors import UserError
 from reshift.inference.bundle import build
 from reshift.kernels.graphs import Recorder
 from reshift.system.device import Rank
+from reshift.system.lock import locked
 from reshift.training.loop import batch_size, fit
 from reshift.training.run import resolve, train_run
 
@@ -39,6 +40,14 @@ def config(**changes: Any) -> Config:
     return resolve("dmd", "quick", [TINY_DMD, changes])
 
 
+@pytest.fixture(scope="module")
+def trained(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run of ``config()``; read only."""
+    run = tmp_path_factory.mktemp("trained")
+    train_run(config(), manifest, run)
+    return run
+
+
 def toml(folder: Path) -> Path:
     path = folder / "tiny.toml"
     tables = {table: values for table, values in TINY_DMD.items() if isinstance(values, dict)}
@@ -48,27 +57,33 @@ def toml(folder: Path) -> Path:
     return path
 
 
-def command(manifest: Path, out: Path, folder: Path, *extra: str) -> list[str]:
+def arguments(manifest: Path, out: Path, folder: Path, *extra: str) -> list[str]:
     base = ["train", "--data", str(manifest), "--out", str(out), "--profile", "quick", "--config", str(toml(folder))]
-    return [sys.executable, "-m", "reshift", *base, "--device", "cpu", *extra]
+    return [*base, "--device", "cpu", *extra]
+
+
+def command(*given: Any) -> list[str]:
+    return [sys.executable, "-m", "reshift", *arguments(*given)]
 
 
 def weights(run: Path) -> bytes:
     return (run / "bundle" / "model.safetensors").read_bytes()
 
 
-def test_same_seed_same_bits_other_seed_other_bits(manifest: Path, tmp_path: Path) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+def test_same_seed_same_bits_other_seed_other_bits(manifest: Path, trained: Path, tmp_path: Path) -> None:
+    for name, seed in (("same", 0), ("other", 1)):
         train_run(config(seed=seed), manifest, tmp_path / name)
-    assert weights(tmp_path / "a") == weights(tmp_path / "b")
-    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+    assert weights(trained) == weights(tmp_path / "same")
+    assert weights(trained) != weights(tmp_path / "other")
 
 
-def test_killed_at_any_moment_and_resumed_the_weights_are_the_same_to_the_bit(manifest: Path, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_resumed_the_weights_are_the_same_to_the_bit(
+    run_cli: Cli, manifest: Path, tmp_path: Path
+) -> None:
     # A checkpoint after every step: more places to be killed in; and enough steps that the last kill does not come too late.
     epochs = ("--set", "model.stage1_epochs=10", "--set", "model.stage2_epochs=10")
     slow = ("--set", "train.checkpoint_seconds=0", *epochs)
-    subprocess.run(command(manifest, tmp_path / "whole", tmp_path, *slow), check=True, capture_output=True)
+    assert run_cli(*arguments(manifest, tmp_path / "whole", tmp_path, *slow)).code == 0
     run = tmp_path / "killed"
     kills, resume = 0, tuple[str, ...]()
     for delay in (0.0, 0.1, 0.2):
@@ -83,7 +98,7 @@ def test_killed_at_any_moment_and_resumed_the_weights_are_the_same_to_the_bit(ma
         process.communicate()
         resume = ("--resume",)
     assert kills >= 2, "the run ended before it could be killed"
-    subprocess.run(command(manifest, run, tmp_path, *slow, "--resume"), check=True, capture_output=True)
+    assert run_cli(*arguments(manifest, run, tmp_path, *slow, "--resume")).code == 0
     assert weights(run) == weights(tmp_path / "whole")
     steps = [[(r["stage"], r["step"], r["loss"]) for r in _records(folder)] for folder in (run, tmp_path / "whole")]
     assert steps[0] == steps[1]  # the log, too, reads as if nothing had happened
@@ -100,7 +115,9 @@ def _last_step(run: Path) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_leaves_what_resume_takes_up(manifest: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_ctrl_c_leaves_what_resume_takes_up(
+    run_cli: Cli, manifest: Path, trained: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(command(manifest, run, tmp_path), stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not _last_step(run):
@@ -112,15 +129,14 @@ def test_ctrl_c_leaves_what_resume_takes_up(manifest: Path, tmp_path: Path, numb
     assert "--resume" in last
     assert "Traceback" not in err
     assert (run / "checkpoint.safetensors").exists()
-    subprocess.run(command(manifest, run, tmp_path, "--resume"), check=True, capture_output=True)
-    train_run(config(), manifest, tmp_path / "whole")
-    assert weights(run) == weights(tmp_path / "whole")
+    assert run_cli(*arguments(manifest, run, tmp_path, "--resume")).code == 0
+    assert weights(run) == weights(trained)
 
 
-def test_two_processes_give_what_one_gives(manifest: Path, tmp_path: Path) -> None:
+def test_two_processes_give_what_one_gives(run_cli: Cli, manifest: Path, tmp_path: Path) -> None:
     """Same global batch, gloo: BatchNorm statistics, random draws and gradients all span both ranks."""
     one = ("--set", "train.lr=1e-4")
-    subprocess.run(command(manifest, tmp_path / "one", tmp_path, *one), check=True, capture_output=True)
+    assert run_cli(*arguments(manifest, tmp_path / "one", tmp_path, *one)).code == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     both = [*torchrun, *command(manifest, tmp_path / "two", tmp_path, *one)[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -136,12 +152,16 @@ def test_two_processes_give_what_one_gives(manifest: Path, tmp_path: Path) -> No
 
 LATE = """
 import os, time
+from pathlib import Path
 from reshift.methods.trivial import Brightness
 
 class Late(Brightness):
     def __init__(self, *given):
         super().__init__(*given)
-        time.sleep(4.0 * int(os.environ["RANK"]))
+        if os.environ["RANK"] == "1":
+            while not Path("run", ".lock").exists():
+                time.sleep(0.01)
+            time.sleep(1.0)  # by then the first would have written its claim, if it did not wait
 """
 
 
@@ -160,10 +180,19 @@ def test_a_process_that_comes_late_may_still_join(manifest: Path, tmp_path: Path
     assert (tmp_path / "run" / "bundle" / "config.json").exists()
 
 
-def test_streaming_gives_the_same_weights_as_memory(manifest: Path, tmp_path: Path) -> None:
-    train_run(config(), manifest, tmp_path / "memory")
+def test_all_ranks_end_where_another_run_holds_the_folder(manifest: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reshift", "train"]
+    given = ["--data", str(manifest), "--out", str(tmp_path), "--method", "brightness", "--set", "data.size=32"]
+    with locked(tmp_path):
+        done = subprocess.run([*torchrun, *given], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode != 0
+    assert done.stderr.count("is writing there; wait until it ends") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_streaming_gives_the_same_weights_as_memory(manifest: Path, trained: Path, tmp_path: Path) -> None:
     train_run(config(data={"memory_gb": 1e-6}), manifest, tmp_path / "stream")
-    assert weights(tmp_path / "memory") == weights(tmp_path / "stream")
+    assert weights(trained) == weights(tmp_path / "stream")
 
 
 def test_source_streams_what_it_would_hold(manifest: Path) -> None:
@@ -201,21 +230,21 @@ def test_divergence_is_one_line(manifest: Path, tmp_path: Path) -> None:
         train_run(config(train={"lr": 1e30, "clip": 0.0}), manifest, tmp_path / "run")
 
 
-def test_log_says_what_the_codes_and_the_classifier_do(manifest: Path, tmp_path: Path) -> None:
-    train_run(config(), manifest, tmp_path / "run")
-    by_stage = {record["stage"]: record for record in _records(tmp_path / "run")}
+def test_log_says_what_the_codes_and_the_classifier_do(trained: Path) -> None:
+    by_stage = {record["stage"]: record for record in _records(trained)}
     assert {"loss", "code_usage", "code_perplexity", "gradient", "lr", "seconds"} <= by_stage["autoencoder"].keys()
     assert {"loss", "diffusion", "classification", "accuracy", "latent_peak"} <= by_stage["restoration"].keys()
 
 
 def test_tensorboard_writes_events(manifest: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="extra 'log' is not installed")
-    train_run(config(train={"tensorboard": True}), manifest, tmp_path / "run")
+    short = {"stage1_epochs": 1, "stage2_epochs": 1}
+    train_run(config(train={"tensorboard": True, "log_every": 1}, model=short), manifest, tmp_path / "run")
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
 def test_bf16_on_the_cpu_trains(manifest: Path, tmp_path: Path) -> None:
-    train_run(config(train={"amp": "bf16"}), manifest, tmp_path / "run")
+    train_run(config(train={"amp": "bf16"}, model={"stage1_epochs": 1, "stage2_epochs": 1}), manifest, tmp_path / "run")
     assert weights(tmp_path / "run")
 
 
@@ -239,8 +268,8 @@ def test_recorder_off_the_gpu_only_calls() -> None:
     assert len(calls) == 6
 
 
-def test_hold_out_keeps_subjects_apart(manifest: Path, tmp_path: Path) -> None:
-    bundle = train_run(config(), manifest, tmp_path / "run")
+def test_hold_out_keeps_subjects_apart(trained: Path) -> None:
+    bundle = trained / "bundle"
     facts = json.loads((bundle / "config.json").read_text())["training"]
     calibration = json.loads((bundle / "calibration.json").read_text())
     assert (facts["images"], facts["held_out_images"]) == (24, 8)
@@ -254,5 +283,5 @@ def test_a_val_split_is_the_held_out_set(tmp_path: Path) -> None:
     manifest.write_text("\n".join([rows[0], *(row.replace(",train,", ",val,") for row in rows[1:7]), *rows[7:]]) + "\n")
     cases: list[Case] = load_cases(manifest)
     assert sum(case.split == "val" for case in cases) == 6
-    bundle = train_run(config(), manifest, tmp_path / "run")
+    bundle = train_run(config(model={"stage1_epochs": 1, "stage2_epochs": 1}), manifest, tmp_path / "run")
     assert json.loads((bundle / "calibration.json").read_text())["held_out"]["images"] == 6

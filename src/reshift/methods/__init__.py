@@ -1,4 +1,7 @@
-"""The methods, one file each, behind one base class. ``METHODS`` is the registry; importing it does not import torch."""
+"""The methods, one file each, behind one base class. ``METHODS`` is the registry; importing it does not import torch.
+
+May import core, nets and config.
+"""
 
 import os
 import sys

@@ -111,6 +111,12 @@ class Detector(nn.Module):
     # Above 1, as in its stages: ``forward(x, without=k)`` uses nothing that has seen fold k, so all training normals can set
     # the thresholds.
     folds: int = 1
+    # The pretrained networks it uses (``nets.features.feature_net``), by name or path. A bundle records the hash of each, and is
+    # refused where another file goes by that name.
+    feature_names: tuple[str, ...] = ()
+    # The map value above which a pixel counts as abnormal, in units that ``fit_normalisation`` fixed; read after it, and may be
+    # a property. None: the quantile of normal pixels decides.
+    pixel_threshold: float | None = None
     # Wraps the steps of a long prediction, ``for t in self.track(steps, "denoising step")``; a caller replaces it to show
     # progress.
     track: Callable[[Sequence[Any], str], Iterable[Any]] = staticmethod(lambda steps, _label: steps)
@@ -132,8 +138,20 @@ class Detector(nn.Module):
     def fit_normalisation(self, batches: Iterable[tuple[Tensor, int | None]]) -> None:
         """See normals once, after the last stage: pairs (images, fold); the fold is None where no part has seen the images."""
 
-    def score_of(self, heatmap: Tensor) -> Tensor | None:
-        """The score that follows from a heat-map ``(B, H, W)`` alone; None where it does not. ``data.consensus`` needs it."""
+    def adapt(self, batches: Iterable[tuple[Tensor, int]]) -> bool:
+        """Take over the normals of a new site without training: pairs (images, fold), a subject in one of ``folds`` folds.
+
+        Return whether anything of the images themselves is kept. If so, the normals of fold k are then scored ``without=k``,
+        which must leave out what came from fold k here. By default only the normalisation is fitted again.
+        """
+        self.fit_normalisation((x, None) for x, _ in batches)
+        return False
+
+    def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor | None:
+        """The scores ``(B,)`` when the heat-maps ``before (B, H, W)`` are replaced by ``after``; None where none follow.
+
+        ``data.consensus`` needs it.
+        """
 
     def pseudo_healthy(self, x: Tensor) -> Tensor | None:
         """The images as they would look without disease, in [-1, 1], shaped like ``x``; None if the method restores none."""

@@ -8,8 +8,9 @@ greedy k-centre coreset; the distance to the nearest remembered patch as heat-ma
 patch distance, re-weighted over b = 9 neighbours, as image score. Different:
 
 - EfficientNet-Lite0, blocks 4 and 10 at 224 pixels (a 28×28 grid, 40 + 112 channels), instead of WideResNet-50: its
-  weights come with a package and need no download. The bundle names the network but does not contain its weights.
-- No random projection before the coreset: there are only 152 dimensions.
+  weights come with a package and need no download. ``features`` takes another network of 'reshift weights list', or a
+  file of its weights.
+- No random projection before the coreset: there are only 152 dimensions (768 with DINOv2).
 - A fixed number of remembered patches instead of a share, so that a bundle's shape does not depend on the data; taken
   from at most ``sample`` training patches, chosen at random by a fixed generator. The run's seed changes the held-out
   share only.
@@ -35,7 +36,8 @@ from torch.nn import functional as F
 from reshift.config import Frozen
 from reshift.methods.detector import Detector, Prediction, Profiles, Stage
 from reshift.methods.ops.filters import gaussian_blur
-from reshift.nets.patches import DIMS, Sample, as_rows, feature_net, nearest, patch_features
+from reshift.nets.features import FeatureNet, feature_net
+from reshift.nets.patches import Sample, as_rows, nearest, patch_features
 
 CHUNK = 16  # images per pass of the feature network while the bank is filled
 
@@ -43,7 +45,8 @@ CHUNK = 16  # images per pass of the feature network while the bank is filled
 class PatchCoreSettings(Frozen):
     """What is remembered, and how distances become a heat-map and a score."""
 
-    features: Literal["efficientnet-lite0"] = "efficientnet-lite0"
+    features: str = Field("efficientnet-lite0", max_length=4096)  # a name of 'reshift weights list', or a .safetensors file
+    side: int = Field(0, ge=0, le=1024)  # pixels, of the feature network's input; 0: the network's own
     unit: bool = True  # scale the vectors of both layers to length one: contrast then has no influence, and both count the same
     bank: int = Field(4096, ge=2, le=1_000_000)  # patches remembered
     sample: int = Field(200_000, ge=1, le=10_000_000)  # training patches the coreset is chosen from, at most
@@ -71,13 +74,16 @@ class PatchCore(Detector):
         if channels not in (1, 3):
             raise ValueError(f"ImageNet features take images of 1 or 3 channels, not {channels}")
         self.settings, self.size = settings, size
-        feature_net(settings.features, "cpu")  # a missing package shows now, not after reading the images
-        self.register_buffer("bank", torch.zeros(settings.bank, DIMS[settings.features]))
+        self.feature_names = (settings.features,)
+        net = feature_net(settings.features, "cpu")  # missing weights show now, not after reading the images
+        net.check_side(settings.side or net.side)
+        self.register_buffer("bank", torch.zeros(settings.bank, sum(net.channels[-2:])))
 
     def stages(self) -> Sequence[Stage]:
         """One pass over the training images, and no step."""
         s = self.settings
-        decided_by = {"what": "coreset of patches", "features": s.features, "unit": s.unit, "bank": s.bank, "sample": s.sample}
+        decided_by = s.model_dump(include={"side", "unit", "bank", "sample"})
+        decided_by |= {"what": "coreset of patches", "features": self._net().sha256}
         return (Stage("memory", 0, (), begin=self._fill_bank, decided_by=decided_by),)
 
     def _fill_bank(self, images: Iterable[Tensor]) -> None:
@@ -87,9 +93,12 @@ class PatchCore(Detector):
             sample.add(torch.cat([as_rows(self._patches(part)) for part in x.split(CHUNK)]))
         self.bank.copy_(sample.coreset(len(self.bank)))
 
+    def _net(self) -> FeatureNet:
+        return feature_net(self.settings.features, str(self.bank.device))
+
     def _patches(self, x: Tensor) -> Tensor:
         """``(B, C, H, W)`` → ``(B, d, h, w)``, by the network on the bank's device."""
-        return patch_features(feature_net(self.settings.features, str(self.bank.device)).maps(x), unit=self.settings.unit)
+        return patch_features(self._net().maps(x, self.settings.side or None), unit=self.settings.unit)
 
     def forward(self, x: Tensor) -> Prediction:
         """The distance of every patch to the bank."""

@@ -229,7 +229,8 @@ def _stage_identity(run: _Run, stages: Sequence[Stage], data: str) -> Identity |
         run.module,
         data=data,
         seed=run.config.seed,
-        images=run.config.data.model_dump(exclude={"memory_gb", "consensus"}),  # neither decides what is learned
+        # What decides nothing that is learned is left out.
+        images=run.config.data.model_dump(exclude={"memory_gb", "consensus", "position", "max_pixels"}),
         train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=set(deciding)),
         stages=[[stage.name, stage.epochs, stage.steps, stage.folds, dict(stage.decided_by or {})] for stage in stages],
     )

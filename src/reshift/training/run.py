@@ -1,6 +1,6 @@
 """``reshift train``: split, fit, calibrate, save."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +16,13 @@ from reshift.data.source import Source
 from reshift.errors import UserError
 from reshift.inference.bundle import Bundle, build, save_bundle
 from reshift.inference.calibrate import calibrate
+from reshift.inference.consensus import auto_sigma
 from reshift.inference.model import Model, check_consensus
+from reshift.methods.detector import Detector
 from reshift.system.device import barrier, pick_device, ranks
 from reshift.system.files import atomic_json, create_output_folder, remove_temporary_files
 from reshift.system.lock import locked
+from reshift.training.level import choose_level
 from reshift.training.loop import CHECKPOINT, fit
 
 MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
@@ -36,8 +39,10 @@ def resolve(method: str | None, profile: str, layers: Sequence[dict[str, Any]]) 
     return config.model_copy(update={"model": settings.model_dump(mode="json")})
 
 
-def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) -> Path:
-    """Train, calibrate and save ``out/bundle``; return its path."""
+def train_run(
+    config: Config, data: Path, out: Path, *, resume: bool = False, announce: Callable[[Detector], None] | None = None
+) -> Path:
+    """Train, calibrate and save ``out/bundle``; return its path. ``announce`` is told the detector before it learns."""
     device = pick_device(config.train.device)
     with ExitStack() as lock:
         with ranks(device) as place:
@@ -45,11 +50,16 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
             check_consensus(detector, config)
             learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
             kept, held = split_normals(expand_volumes(learned, config.data), config, data)
+            if config.data.level == "auto":  # the bundle says what it does
+                level = choose_level(kept, config.data)
+                config = config.model_copy(update={"data": config.data.model_copy(update={"level": level})})
             create_output_folder(out)
             if place.rank == 0:  # for all ranks
                 lock.enter_context(locked(out))
             stamp: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": fingerprint([*kept, *held])}
             _claim(out, stamp, resume=resume)
+            if announce is not None and place.rank == 0:
+                announce(detector)
             barrier(place)  # or a late process would find the folder claimed by the first
             if (out / "bundle" / "config.json").exists():
                 return out / "bundle"
@@ -57,17 +67,25 @@ def train_run(config: Config, data: Path, out: Path, *, resume: bool = False) ->
             source.check(held)
             if place.rank == 0:
                 remove_temporary_files(out)
-                remove_temporary_files(out / "bundle")
                 atomic_json(out / "run.json", stamp)
             seconds = fit(detector, source, config, out, place, stamp["data"])
             if place.rank > 0:
                 return out / "bundle"
+        config = _with_consensus(config, detector, [*kept, *held])
         facts = _facts(data, kept, held, stamp["data"], seconds)
         model = Model(Bundle(detector, config, None, facts, ""), config.train.device)
         calibration = calibrate(model, kept, held)
         save_bundle(out / "bundle", detector, config, calibration, facts)
         (out / CHECKPOINT).unlink(missing_ok=True)  # the bundle has the weights; the moments are of no more use
     return out / "bundle"
+
+
+def _with_consensus(config: Config, detector: Detector, cases: Sequence[Case]) -> Config:
+    """Decide ``data.consensus = auto`` by the training normals, for a method that can; the bundle keeps the number."""
+    if config.data.consensus != "auto":
+        return config
+    sigma = auto_sigma(cases) if detector.overrides("rescore") else 0.0
+    return config.model_copy(update={"data": config.data.model_copy(update={"consensus": sigma})})
 
 
 def split_normals(cases: Sequence[Case], config: Config, data: Path) -> tuple[list[Case], list[Case]]:
@@ -108,7 +126,7 @@ def _claim(out: Path, stamp: dict[str, Any], *, resume: bool) -> None:
 def _first_change(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> str | None:
     for key in sorted({*before, *now}):
         old, new, name = before.get(key), now.get(key), f"{prefix}{key}"
-        if name.startswith("train.") and key in RUNTIME_SETTINGS:
+        if key in RUNTIME_SETTINGS.get(prefix.removesuffix("."), ()):
             continue
         if isinstance(old, dict) and isinstance(new, dict):
             if inner := _first_change(old, new, f"{name}."):

@@ -1,1 +1,4 @@
-"""Image operations that several methods share: filters and augmentation."""
+"""Image operations that several methods share: filters and augmentation.
+
+Imports torch and numpy only.
+"""

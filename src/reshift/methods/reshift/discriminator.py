@@ -1,4 +1,4 @@
-"""Witness: discriminators that mark shifted pixels. Each is trained without one fold of the subjects."""
+"""Witness: discriminators that mark shifted pixels, from the image alone (plain) or beside frozen features (featured)."""
 
 from collections.abc import Sequence
 
@@ -6,39 +6,43 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from reshift.methods.detector import Step
+from reshift.methods.reshift.witness import CrossFitted, Example, Maps, Seen, TrainedWitness, average_mirrored
+from reshift.nets.dense import DenseUNet
 
 
-def random_exposure(x: Tensor, step: Step) -> Tensor:
-    """Change gamma and gain and add a little noise, so that brightness alone does not count as a shift."""
-    b = len(x)
-    gamma, gain = 0.8 + 0.45 * step.uniform(b, 1, 1, 1), 0.85 + 0.33 * step.uniform(b, 1, 1, 1)
-    unit = ((x + 1.0) / 2.0).clamp(0.0, 1.0).pow(gamma) * gain
-    return (2.0 * (unit + 0.02 * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)) - 1.0).clamp(-1.0, 1.0)
+class Discriminator(TrainedWitness):
+    """Cross-fitted dense discriminators; the map is their mean logit."""
 
+    def __init__(
+        self, channels: int, widths: Sequence[int], folds: int,
+        *, mirror: bool, network: str | None = None, features: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.kind, self.network, self.mirror = "featured" if network else "plain", network, mirror
+        inputs, self.used = 2 * channels if mirror else channels, min(len(features), len(widths) - 1)
+        features = features[len(features) - self.used :]  # the deepest, where there are fewer levels than maps
+        self.nets = CrossFitted([DenseUNet(inputs, widths, features) for _ in range(folds)])
 
-def repeat_folds(x: Tensor, folds: int) -> Tensor:
-    """Append all folds of a batch but the last two once more: all but any one fold are then one contiguous slice."""
-    parts = x.chunk(folds)
-    return torch.cat([*parts, *parts[: folds - 2]]) if folds > 2 else x
+    def loss(self, example: Example, maps: Maps) -> Tensor:
+        """Cross-entropy inside the anatomy."""
+        return self.nets.mean_loss(self._input(example.image), self._deepest(maps), example, masked_cross_entropy)
 
+    def forward(self, seen: Seen, without: int | None = None) -> Tensor:
+        """How shifted each pixel looks: the mean logit."""
+        return average_mirrored(lambda view: self._logits(view, without), seen)
 
-def without_fold(repeated: Tensor, fold: int, folds: int) -> Tensor:
-    """All folds but one, from the result of ``repeat_folds``."""
-    if folds == 1:
-        return repeated
-    size = len(repeated) // max(2, 2 * folds - 2)
-    first = (fold + 1) % folds
-    return repeated[first * size : (first + folds - 1) * size]
+    def _logits(self, seen: Seen, without: int | None) -> Tensor:
+        maps = seen.maps[self.network] if self.network else ()
+        return self.nets.mean_output(self._input(seen.x), self._deepest(maps), without)
+
+    def _deepest(self, maps: Maps) -> Maps:
+        return maps[len(maps) - self.used :]
+
+    def _input(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.flip(-1)], dim=1) if self.mirror else x
 
 
 def masked_cross_entropy(logits: Tensor, target: Tensor, inside: Tensor) -> Tensor:
     """Mean binary cross-entropy over the pixels ``inside``."""
     errors = F.binary_cross_entropy_with_logits(logits, target, reduction="none") * inside
     return errors.sum() / inside.sum().clamp(min=1.0)
-
-
-def mean_logits(members: Sequence[torch.nn.Module], x: Tensor, maps: list[Tensor], without: int | None) -> Tensor:
-    """The mean logit ``(B, 1, H, W)`` over all members, or of the one that has not seen fold ``without``."""
-    chosen = members if without is None else [members[without]]
-    return torch.stack([member(x, maps).float() for member in chosen]).mean(0)

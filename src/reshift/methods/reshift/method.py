@@ -1,51 +1,55 @@
-"""Reshift, the default method: dense reconstruction-shift discrimination. Ours; it builds on the paper's idea.
+"""Reshift, the default method: several witnesses of what is not normal. Ours; it builds on the paper's idea.
 
 The paper's classifier separates whole images from their decoded restorations, which it can do by their blur alone. Here
-the discriminators are dense: parts of normal images are shifted, and they mark the shifted pixels. Shifts come from
-several sources (shifts.py), one of them the paper's masked latent restoration without the decoder's error.
+discriminators are dense: parts of normal images are shifted (shifts.py), and they mark the shifted pixels, from the image
+alone (plain) and beside frozen features of pretrained networks (featured; discriminator.py). Beside them stand the
+distance of those features to the nearest features of normals (memory.py), what a denoiser would change (denoising.py)
+and, where it is declared that lesions are bright or dark, the rarity of that brightness (tail.py).
 
-Two witnesses judge every pixel: the discriminators (discriminator.py), and the distance of frozen ImageNet features to
-the nearest features of training normals (distance.py), if the extra ``features`` is installed. The discriminators see
-those features, too. Each witness is measured in units of its spread over normals that it was not trained on; the two
-are then averaged.
+Every witness has one part per fold of the subjects, which has not seen that fold: all normals are learned from, and all
+set the thresholds. fusion.py measures each witness over the normals it has not seen and averages them.
 
-Burned-in text is removed first, as far as it consists of thin bright strokes. More text is painted into training
-images, where it does not count as a shift (annotations.py). Each discriminator leaves out one fold of the subjects, and
-the memory keeps its patches by fold: every training normal is unseen by one part of the model, so all normals are
-learned from and all set thresholds.
+Burned-in text is removed first, as far as it consists of thin bright strokes. More text is painted into training images,
+where it does not count as a shift (annotations.py).
 
-Heat-map: softplus of the average, 0 outside the anatomy. Image score: the mean of the highest ``top`` pixels.
+Heat-map: softplus of the fused map in units of its spread over normals, 0 outside the anatomy. Image score: the mean of
+the witnesses' own scores and of the heat-map's top.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step
 from reshift.methods.dmd.method import DMD
 from reshift.methods.ops.augment import random_affine
-from reshift.methods.ops.filters import gaussian_blur
 from reshift.methods.reshift.annotations import draw_marks, paint_marks, remove_text
-from reshift.methods.reshift.discriminator import (
-    masked_cross_entropy,
-    mean_logits,
-    random_exposure,
-    repeat_folds,
-    without_fold,
-)
-from reshift.methods.reshift.distance import distance_to_banks
+from reshift.methods.reshift.denoising import WINDOW, Denoiser, noisy
+from reshift.methods.reshift.discriminator import Discriminator
+from reshift.methods.reshift.fusion import Fusion
+from reshift.methods.reshift.memory import Memory
+from reshift.methods.reshift.photometry import mild_photometry, strong_photometry
 from reshift.methods.reshift.settings import ReshiftSettings
-from reshift.methods.reshift.shifts import SOURCES, Shifted, Source, anatomy, shift
-from reshift.nets.dense import DenseDiscriminator
-from reshift.nets.patches import DIMS, Sample, as_rows, feature_net, patch_features
+from reshift.methods.reshift.shifts import SOURCES, Source, anatomy, shift
+from reshift.methods.reshift.tail import Tail
+from reshift.methods.reshift.witness import Example, Seen, TrainedWitness, Witness
+from reshift.nets.features import feature_net
 
-FEATURE_CHANNELS = {"efficientnet-lite0": (24, 40, 112), "off": ()}
 CHUNK = 16  # images per pass where nothing is trained
 RESTORATION = "restoration"
 VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
+# Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
+AFTERWARDS = {"witnesses", "silent", "memory_weight", "blur", "flips", "top", "spreads", "dmd"}
+QUICK = {
+    "witnesses": ["featured", "memory", "denoising"], "features": "embedded", "folds": 1, "mirror": False,
+    "steps": 400, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
+    "denoising_steps": 300, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
+    "sample": 20_000, "memory_weight": 2.0,
+}  # fmt: skip
 
 
 class Reshift(Detector):
@@ -55,67 +59,116 @@ class Reshift(Detector):
     bf16 = True
     recordable = True
     profiles: ClassVar[Profiles] = {
-        "paper": {"data": {"holdout": 0.0}, "train": {"batch": 32, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05}},
-        "quick": {
-            "train": {"batch": 8, "lr": 1e-3, "schedule": "cosine", "warmup": 0.05},
-            "model": {
-                "steps": 300, "members": 1, "widths": [16, 32, 64, 128], "bank": 2048, "sample": 20_000, "distance_weight": 3.0,
-                "top": 0.02,
-                "sources": ["offset", "gain", "swap", "mix", "texture"],
-            },
+        "paper": {
+            "data": {"holdout": 0.0, "level": "auto"},
+            "train": {"batch": 40, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
         },
-    }  # fmt: skip
-    bank: Tensor
+        "quick": {
+            "data": {"level": "auto"},
+            "train": {"batch": 8, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
+            "model": QUICK,
+        },
+    }
     marks: Tensor
-    centre: Tensor
-    spread: Tensor
 
     def __init__(self, settings: ReshiftSettings, size: int, channels: int) -> None:
         super().__init__()
         s = self.settings = settings
-        deepest = 2 ** (len(s.widths) - 1)
+        deepest = max(2 ** (len(s.widths) - 1), s.denoising_grain * 2 ** (len(s.denoising_widths) - 1))
         if size % deepest:
-            raise ValueError(f"data.size {size} is not a multiple of {deepest}, which {len(s.widths)} widths need")
-        self.size, self.folds, self.has_features = size, s.members, s.features != "off"
+            raise ValueError(f"data.size {size} is not a multiple of {deepest}, which so many widths need")
+        self.size, self.folds, self.feature_names = size, s.folds, s.networks
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
-        inputs, maps = 2 * channels if s.mirror else channels, FEATURE_CHANNELS[s.features]
-        self.members = nn.ModuleList(DenseDiscriminator(inputs, s.widths, maps) for _ in range(s.members))
-        if self.has_features:
-            feature_net(s.features, "cpu")  # missing weights show now, not after training
-        rows = s.bank // self.folds if self.has_features else 0
-        self.register_buffer("bank", torch.zeros(self.folds, rows, DIMS.get(s.features, 0)))
+        self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
+        self.fusion = Fusion(
+            [str(w.kind) for w in self.witnesses], {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}, s.top
+        )
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
-        self.register_buffer("centre", torch.zeros(2))  # mean and standard deviation of the witnesses over unseen normals:
-        self.register_buffer("spread", torch.ones(2))  # discriminators, distance
+
+    def _build(self, kind: str, channels: int) -> Iterator[Witness]:
+        """The witnesses of one kind: one, or one per feature network."""
+        s, window = self.settings, max(1, round(WINDOW * self.size / 128)) // 2 * 2 + 1
+        discriminator = partial(Discriminator, channels, s.widths, s.folds, mirror=s.mirror)
+        if kind == "plain":
+            yield discriminator()
+        elif kind == "denoising":
+            yield Denoiser(channels, s.denoising_widths, s.folds, grain=s.denoising_grain, window=window)
+        elif kind == "tail":
+            yield Tail(dark=s.polarity == "dark")
+        for name in s.networks if kind in ("featured", "memory") else ():
+            maps = feature_net(name, "cpu").channels  # missing weights show now, not after reading the images
+            if kind == "featured":
+                yield discriminator(network=name, features=maps)
+            else:
+                blur = s.blur * self.size / 128
+                yield Memory(name, sum(maps[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
 
     def notes(self) -> list[str]:
-        """Say so where the second witness is missing."""
-        if self.has_features:
-            return []
-        return ["trained without pretrained features, which find more: pip install 'reshift[features]' and train again"]
+        """Say so where stronger features could be used."""
+        if not self.feature_names:
+            return ["trained without pretrained features, which find more: pip install 'reshift[features]' and train again"]
+        return []
+
+    @property
+    def pixel_threshold(self) -> float:  # type: ignore[override]
+        """So many spreads of normal pixels above their mean, as the heat-map shows it."""
+        return math.log1p(math.exp(self.settings.spreads))
 
     # ---- training --------------------------------------------------------------------------------------------------
 
     def stages(self) -> Sequence[Stage]:
-        """The paper's two stages, the memory of normal patches, and the discriminators."""
-        s = self.settings
+        """The paper's two stages where they make shifts; then one stage per witness."""
         stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
-        if self.has_features:
-            facts = s.model_dump(include={"features", "side", "strokes", "bank", "sample"})
-            facts["what"] = "coreset of unit patches"
-            stages.append(Stage("memory", 0, (), self._fill_memory, facts, folds=self.folds))
-        learned = s.model_dump(mode="json", exclude={"dmd", "bank", "sample", "blur", "distance_weight", "flips", "top"})
-        decided_by = {"what": "dense shift discriminator", **learned}
-        objective = Objective(tuple(self.members), self._loss)
-        return (*stages, Stage("discriminator", 0, (objective,), None, decided_by, s.steps, self.folds))
+        return (*stages, *(self._stage(witness) for witness in self.witnesses))
 
-    def _fill_memory(self, images: Iterable[Tensor], fold: int = 0) -> None:
-        """Fill the bank of one fold with a coreset of a random sample of its patches."""
-        limit, dims = max(1, self.settings.sample // self.folds), self.bank.shape[2]
-        sample = Sample(limit, dims, self.bank.device, torch.Generator().manual_seed(0))
-        for x in (part for batch in images for part in batch.split(CHUNK)):
-            sample.add(as_rows(self._patches(self._feature_maps(self._remove_text(x)))))
-        self.bank[fold] = sample.coreset(self.bank.shape[1])
+    def _stage(self, witness: nn.Module) -> Stage:
+        s = self.settings
+        name = f"{witness.kind} {witness.network}" if witness.network else str(witness.kind)
+        decided_by = {"what": name, **s.model_dump(mode="json", exclude=AFTERWARDS)}
+        if isinstance(witness, Memory):
+            return Stage(name, 0, (), partial(self._fill_memory, witness), decided_by, folds=s.folds)
+        if isinstance(witness, Tail):
+            return Stage(name, 0, (), lambda images: witness.fill(map(self._remove_text, images)), decided_by)
+        assert isinstance(witness, TrainedWitness)
+        steps = s.denoising_steps if isinstance(witness, Denoiser) else s.steps
+        objective = Objective((witness,), partial(self._loss, witness))
+        return Stage(name, 0, (objective,), None, decided_by, steps, s.folds)
+
+    def _fill_memory(self, memory: Memory, images: Iterable[Tensor], fold: int = 0, *, extend: bool = False) -> None:
+        parts = (self._remove_text(part) for batch in images for part in batch.split(CHUNK))
+        memory.fill((self._maps(str(memory.network), part) for part in parts), fold, extend=extend)
+
+    def _loss(self, witness: TrainedWitness, x: Tensor, step: Step) -> dict[str, Tensor]:
+        """The mean loss of a witness's networks on fresh examples."""
+        with torch.no_grad():
+            x, other = self._augmented(x, step)
+            example = self._noisy(x, step) if isinstance(witness, Denoiser) else self._shifted(x, other, step)
+            maps = self._maps(witness.network, example.image) if witness.network else ()
+        return {"loss": witness.loss(example, maps)}
+
+    def _augmented(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """The images, and for each another of its own fold to borrow from: one part of each witness must learn from neither."""
+        s = self.settings
+        u = step.uniform(len(x), 10)  # a row per image, so that ranks see what one process would
+        other = torch.cat([part.roll(1, 0) for part in x.chunk(self.folds)])
+        affine = partial(random_affine, degrees=s.degrees, shift=s.move, zoom=s.zoom)
+        return affine(x, u[:, :5]), affine(other, u[:, 5:])
+
+    def _noisy(self, x: Tensor, step: Step) -> Example:
+        return noisy(self._remove_text(x), self.settings.noise_grid, self.settings.noise_std, step)
+
+    def _shifted(self, x: Tensor, other: Tensor, step: Step) -> Example:
+        """Shift and annotate normals."""
+        s = self.settings
+        photometry = mild_photometry if s.photometry == "mild" else strong_photometry
+        image, target, inside = shift(
+            photometry(x, step), other, self._sources(), step,
+            smallest=s.smallest, largest=s.largest, most=s.blobs, untouched=s.untouched,
+        )  # fmt: skip
+        if s.marks:
+            image, cover = paint_marks(image, self.marks, step, share=s.marks)
+            inside = torch.maximum(inside, (cover > VISIBLE).to(x.dtype))  # outside the anatomy, too, text is not a shift
+        return Example(self._remove_text(image), target, inside)
 
     def _sources(self) -> dict[str, Source]:
         known = {**SOURCES, RESTORATION: self._restoration}
@@ -124,96 +177,60 @@ class Reshift(Detector):
     def _restoration(self, x: Tensor, _other: Tensor, step: Step) -> Tensor:
         return x + self.dmd.reconstruction_shift(x, step) if isinstance(self.dmd, DMD) else x
 
-    def _loss(self, x: Tensor, step: Step) -> dict[str, Tensor]:
-        """The mean loss of the members on freshly shifted normals."""
-        with torch.no_grad():
-            shifted = self._shifted(x, step)
-            repeated = [repeat_folds(t, self.folds) for t in (*shifted, *self._feature_maps(shifted.image))]
-        return {"loss": torch.stack([self._member_loss(k, repeated) for k in range(self.folds)]).mean()}
-
-    def _shifted(self, x: Tensor, step: Step) -> Shifted:
-        """Augment, shift and annotate normals. An image borrows from its own fold only, which one member must not learn from."""
-        s, parts = self.settings, x.chunk(self.folds)
-        both = torch.cat([x, *(part.roll(1, 0) for part in parts)])
-        both = random_affine(both, step.uniform(len(x), 10).view(-1, 5), s.degrees, s.move, s.zoom)
-        x, other = both.chunk(2)
-        image, target, inside = shift(
-            random_exposure(x, step), other, self._sources(), step,
-            smallest=s.smallest, largest=s.largest, untouched=s.untouched,
-        )  # fmt: skip
-        if s.marks:
-            image, cover = paint_marks(image, self.marks, step, share=s.marks)
-            inside = torch.maximum(inside, (cover > VISIBLE).to(x.dtype))  # outside the anatomy, too, text is not a shift
-        return Shifted(self._remove_text(image), target, inside)
-
-    def _member_loss(self, member: int, repeated: Sequence[Tensor]) -> Tensor:
-        """Cross-entropy of one member inside the anatomy, without its own fold."""
-        image, target, inside, *maps = (without_fold(t, member, self.folds) for t in repeated)
-        logits = self.members[member](self._with_mirror(image), maps).to(target.dtype)
-        return masked_cross_entropy(logits, target, inside)
-
     def fit_normalisation(self, batches: Iterable[tuple[Tensor, int | None]]) -> None:
-        """Centre and spread of both witnesses inside the anatomy, over normals that they were not trained on."""
-        n, total, squares = 0.0, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        for x, fold in ((self._remove_text(part), fold) for batch, fold in batches for part in batch.split(CHUNK)):
-            inside = anatomy(x).double()
-            for i, witness in enumerate(self._witnesses(x, fold)):
-                total[i] += float((witness.double() * inside).sum())
-                squares[i] += float((witness.double().square() * inside).sum())
-            n += float(inside.sum())
-        mean = total / max(n, 1.0)
-        self.centre.copy_(mean)
-        self.spread.copy_((squares / max(n, 1.0) - mean.square()).clamp(min=1e-12).sqrt())
+        """Measure every witness over normals that its part was not trained on."""
+        parts = ((self._see(part), fold) for batch, fold in batches for part in batch.split(CHUNK))
+        self.fusion.fit((self._maps_of_witnesses(seen, fold), seen.inside) for seen, fold in parts)
+
+    def adapt(self, batches: Iterable[tuple[Tensor, int]]) -> bool:
+        """Add a new site's patches to the memories, fold by fold, and measure every witness again."""
+        given, memories = list(batches), [witness for witness in self.witnesses if isinstance(witness, Memory)]
+        if self.folds == 1 or not memories:
+            self.fit_normalisation((x, None) for x, _ in given)
+            return False
+        for memory in memories:
+            for fold in range(self.folds):
+                self._fill_memory(memory, [x for x, k in given if k == fold], fold, extend=True)
+        self.fit_normalisation(given)
+        return True
 
     # ---- inference -------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, without: int | None = None) -> Prediction:
+        """The fused witnesses; ``without`` uses nothing that has seen this fold."""
+        seen = self._see(x)
+        score, heatmap = self.fusion(self._maps_of_witnesses(seen, without), seen.inside)
+        return Prediction(score, heatmap)
+
+    def _maps_of_witnesses(self, seen: Seen, without: int | None) -> list[Tensor]:
+        """The map of every witness; zeros for one that is silent."""
+        silent = torch.zeros_like(seen.inside, dtype=torch.float32)
+        return [w(seen, without).float() if w.kind in self.settings.heard else silent for w in self.witnesses]
+
+    def _see(self, x: Tensor) -> Seen:
+        x = self._remove_text(x)
+        seen = self._view(x)
+        return seen._replace(mirrored=self._view(x.flip(-1))) if self.settings.flips else seen
+
+    def _view(self, x: Tensor) -> Seen:
+        return Seen(x, anatomy(x), {name: self._maps(name, x) for name in self.feature_names})
 
     def _remove_text(self, x: Tensor) -> Tensor:
         contrast = self.settings.strokes
         return remove_text(x, contrast, line=max(1, round(self.size / 128))) if contrast else x
 
-    def _feature_maps(self, x: Tensor) -> list[Tensor]:
-        """Maps of the frozen network, always in float32, which distances need; empty without the extra ``features``."""
-        if not self.has_features:
-            return []
-        with torch.autocast(x.device.type, enabled=False):
-            return feature_net(self.settings.features, str(self.bank.device)).maps(x.float(), self.settings.side)
+    def _maps(self, network: str, x: Tensor) -> list[Tensor]:
+        return feature_net(network, str(x.device)).maps(x)
 
-    def _patches(self, maps: list[Tensor]) -> Tensor:
-        return patch_features(maps, unit=True)
-
-    def _with_mirror(self, x: Tensor) -> Tensor:
-        return torch.cat([x, x.flip(-1)], dim=1) if self.settings.mirror else x
-
-    def _witnesses(self, x: Tensor, without: int | None = None) -> list[Tensor]:
-        """What each witness says, ``(B, 1, H, W)`` each: mean logit, and distance if there are features."""
-        maps = self._feature_maps(x)
-        logits = mean_logits(list(self.members), self._with_mirror(x), maps, without)
-        if self.settings.flips:
-            flipped = x.flip(-1)
-            again = mean_logits(list(self.members), self._with_mirror(flipped), self._feature_maps(flipped), without)
-            logits = (logits + again.flip(-1)) / 2.0
-        if not maps:
-            return [logits]
-        patches = self._patches(maps)
-        distance = distance_to_banks(as_rows(patches), self.bank, without).view(len(x), 1, *patches.shape[-2:])
-        enlarged = F.interpolate(distance, size=x.shape[-2:], mode="bilinear")
-        return [logits, gaussian_blur(enlarged, self.settings.blur * self.size / 128)]
-
-    def forward(self, x: Tensor, without: int | None = None) -> Prediction:
-        """The weighted mean of the normalised witnesses; ``without`` uses nothing that has seen this fold."""
-        x = self._remove_text(x)
-        z = [(w - c) / s for w, c, s in zip(self._witnesses(x, without), self.centre, self.spread, strict=False)]
-        weight = self.settings.distance_weight
-        mean = z[0] if len(z) == 1 else (z[0] + weight * z[1]) / (1.0 + weight)
-        heatmap = (F.softplus(mean) * anatomy(x))[:, 0]
-        return Prediction(self.score_of(heatmap), heatmap)
-
-    def score_of(self, heatmap: Tensor) -> Tensor:
-        """The mean of the highest ``top`` pixels of each heat-map."""
-        pixels = heatmap.flatten(1)
-        highest = pixels.topk(max(1, round(self.settings.top * pixels.shape[1])), dim=1).values
-        return highest.mean(1)
+    def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """What the witnesses said apart stays; the top of the heat-map is another."""
+        return self.fusion.rescore(score, before, after)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:
-        """The paper's restorations; without the source "restoration", the images themselves."""
-        return self.dmd.pseudo_healthy(x) if isinstance(self.dmd, DMD) else x
+        """The paper's restorations with the source "restoration"; else what the denoiser makes of the images."""
+        if isinstance(self.dmd, DMD):
+            return self.dmd.pseudo_healthy(x)
+        for witness in self.witnesses:
+            if isinstance(witness, Denoiser):
+                return torch.cat([witness.denoised(self._view(part)) for part in x.split(1)]).clamp(-1.0, 1.0)
+        return x

@@ -1,55 +1,100 @@
 """Settings of method ``reshift``. How each was chosen: docs/research.md."""
 
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from reshift.config import Frozen
 from reshift.methods.dmd.settings import DMDSettings
-from reshift.nets.features import EXTRA
+from reshift.weights.find import available
 
-SourceName = Literal["offset", "gain", "swap", "mix", "texture", "restoration"]
-Widths = Annotated[tuple[Annotated[int, Field(ge=8, le=4096, multiple_of=8)], ...], Field(min_length=4, max_length=10)]
+SourceName = Literal["offset", "gain", "swap", "mix", "texture", "tone", "restoration"]
+WitnessName = Literal["plain", "featured", "memory", "denoising", "tail"]
+Widths = Annotated[tuple[Annotated[int, Field(ge=8, le=4096, multiple_of=8)], ...], Field(min_length=3, max_length=10)]
+STRONG = ("tinyvit-sam", "dinov2-small")  # feature networks that find more than the embedded one
+EMBEDDED = "efficientnet-lite0"
+NEED_FEATURES = ("featured", "memory")
 
 
 class ReshiftSettings(Frozen):
-    """Shifts, networks, and how the two witnesses become a heat-map and a score."""
+    """Witnesses, what they are trained on, and how they become a heat-map and a score."""
 
-    steps: int = Field(800, ge=0)  # training steps of the discriminators
-    members: int = Field(4, ge=1, le=64)  # discriminators, each trained without its own fold of the subjects
+    witnesses: tuple[WitnessName, ...] = ("plain", "featured", "memory", "denoising")
+    silent: tuple[WitnessName, ...] = ()  # trained, but not heard: what a witness is worth, without training again
+    polarity: Literal["none", "bright", "dark"] = "none"  # bright or dark: lesions are known to be so; adds the witness "tail"
+    folds: int = Field(4, ge=1, le=64)  # of the subjects; every witness has a part that has not seen a fold
+    # Networks by name. auto: the best ones at hand; embedded: the small one that comes with the extra "features".
+    features: tuple[str, ...] | Literal["auto", "embedded", "off"] = "auto"
+
+    steps: int = Field(1000, ge=0)  # training steps of plain and featured discriminators
     widths: Widths = (32, 64, 128, 256)
-    sources: tuple[SourceName, ...] = ("offset", "gain", "swap", "mix", "texture", "restoration")
-    smallest: float = Field(0.023, gt=0.0)  # radius of a blob, as a share of the image's side
+    mirror: bool = True  # the discriminators also see the mirror image: a body is nearly symmetric
+    denoising_steps: int = Field(1200, ge=0)
+    denoising_widths: Widths = (32, 64, 128, 256, 256)
+    denoising_grain: Literal[1, 2, 4] = 1  # the denoiser sees blocks of so many pixels a side as one, for speed
+    noise_std: float = Field(0.4, ge=0.0)  # on [-1, 1], of the noise that the denoiser learns to remove
+    noise_grid: int = Field(16, ge=2, le=1024)  # its points per side
+
+    sources: tuple[SourceName, ...] = ("offset", "gain", "swap", "mix", "texture", "tone")
+    smallest: float = Field(0.015, gt=0.0)  # radius of a blob, as a share of the image's side
     largest: float = Field(0.35, gt=0.0)
+    blobs: int = Field(4, ge=1, le=16)  # per image, at most
     untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
+    photometry: Literal["mild", "strong"] = "strong"  # changes of brightness, contrast and sharpness that are not shifts
     marks: float = Field(0.3, ge=0.0, le=1.0)  # share of images with painted text or calipers, which are not shifts
     strokes: float = Field(0.5, ge=0.0)  # thin lines brighter by this, on [-1, 1], are removed first; 0: none
     degrees: float = Field(8.0, ge=0.0)  # augmentation: rotation, shift, zoom
     move: float = Field(0.06, ge=0.0)
     zoom: float = Field(0.12, ge=0.0, lt=1.0)
-    mirror: bool = False  # the discriminators also see the mirror image: a brain is symmetric
-    features: Literal["auto", "efficientnet-lite0", "off"] = "auto"  # auto: if installed; the bundle keeps the choice
-    side: int = Field(224, ge=64, le=1024, multiple_of=32)  # pixels, of the feature network's input
-    bank: int = Field(8192, ge=2, le=1_000_000)  # remembered patches of normals
+
+    bank: int = Field(8192, ge=2, le=1_000_000)  # remembered patches of normals, per network
     sample: int = Field(100_000, ge=1, le=10_000_000)  # patches the bank is chosen from, at most
     blur: float = Field(2.3, ge=0.0, le=100.0)  # σ of the blur of the distance, pixels of a 128-pixel map
-    distance_weight: float = Field(1.0, ge=0.0)  # of the distance; the discriminators have 1
-    flips: bool = True  # average with the mirrored image
-    top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that the score averages
+
+    memory_weight: float = Field(1.0, gt=0.0)  # of the memory; the other kinds of witnesses have 1
+    flips: bool = True  # trained witnesses also judge the mirrored image
+    top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
+    spreads: float = Field(2.75, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
     dmd: DMDSettings = DMDSettings(stage1_epochs=100, stage2_epochs=100)
 
     @model_validator(mode="before")
     @classmethod
-    def _installed(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("features", "auto") == "auto":
-            values = {**values, "features": "efficientnet-lite0" if find_spec(EXTRA) else "off"}
-        return values
+    def _resolved(cls, values: Any) -> Any:
+        """Spell out what ``auto`` and ``embedded`` stand for, so that a bundle says which networks it was trained with."""
+        if isinstance(values, dict) and "members" in values:
+            raise ValueError("these settings are of the first version of this method, which is no more; train again")
+        wish = values.get("features", "auto") if isinstance(values, dict) else None
+        if wish not in ("auto", "embedded"):
+            return values
+        strong = tuple(name for name in STRONG if wish == "auto" and available(name))
+        return {**values, "features": strong or ((EMBEDDED,) if available(EMBEDDED) else "off")}
 
     @model_validator(mode="after")
     def _consistent(self) -> "ReshiftSettings":
-        if not self.sources or len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"sources {list(self.sources)} must name at least one source, and none twice")
+        for name in ("witnesses", "sources", "networks"):
+            given = getattr(self, name)
+            if len(set(given)) < len(given) or not (given or name == "networks"):
+                raise ValueError(f"{name} {list(given)} must name at least one, and none twice")
         if self.smallest > self.largest:
             raise ValueError(f"smallest {self.smallest} exceeds largest {self.largest}")
+        if "tail" in self.witnesses and self.polarity == "none":
+            raise ValueError('the witness \'tail\' needs polarity = "bright" or "dark"')
+        if not set(self.heard):
+            raise ValueError("no witness is left: name more witnesses, fewer silent ones, or install the features")
         return self
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """Names of the feature networks."""
+        return self.features if isinstance(self.features, tuple) else ()
+
+    @property
+    def present(self) -> tuple[WitnessName, ...]:
+        """The witnesses that are built: those that need features only with features, the tail where polarity is declared."""
+        named = [name for name in self.witnesses if self.networks or name not in NEED_FEATURES]
+        return (*named, *(("tail",) if self.polarity != "none" and "tail" not in named else ()))
+
+    @property
+    def heard(self) -> tuple[WitnessName, ...]:
+        """Those that count."""
+        return tuple(name for name in self.present if name not in self.silent)

@@ -1,8 +1,8 @@
-"""Reconstruction shifts: replace part of a normal image by something else, and know where.
+"""Reconstruction shifts: replace parts of a normal image by something else, and know where.
 
 A source turns images into what they could become, ``(x, other, step) → (B, C, H, W)``: ``x`` are normals, ``other`` are
-further normals to borrow from. A random blob says where. All random numbers come from ``step`` and nothing branches on
-a tensor value, so a training step can be recorded. Lengths are shares of the image's side, so they do not depend on the
+further normals to borrow from. Random blobs say where. All random numbers come from ``step`` and nothing branches on a
+tensor value, so a training step can be recorded. Lengths are shares of the image's side, so they do not depend on the
 resolution.
 """
 
@@ -15,22 +15,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from reshift.methods.detector import Step
-from reshift.methods.ops.filters import gaussian_blur
 
 Source = Callable[[Tensor, Tensor, Step], Tensor]
+VISIBLE = 0.12  # change of the grey value, on [-1, 1], that counts as a full shift
+LARGEST_FURTHER = 0.08  # radius of the blobs after the first, at most: one large lesion and a few small ones
+FURTHER_SHARE = 0.35  # probability of each of them
 
 
 class Shifted(NamedTuple):
     """A batch with shifted parts: ``image (B, C, H, W)``, ``target`` and ``inside (B, 1, H, W)``."""
 
     image: Tensor
-    target: Tensor  # 0 … 1: how much of the pixel has visibly changed
+    target: Tensor  # 0 … 1: how visibly the pixel has changed
     inside: Tensor  # 1 where there is anatomy
 
 
 def log_uniform(low: float, high: float, step: Step, *shape: int) -> Tensor:
     """Draw evenly on a logarithmic scale."""
     return torch.exp(math.log(low) + math.log(high / low) * step.uniform(*shape))
+
+
+def random_sign(step: Step, *shape: int) -> Tensor:
+    """-1 or 1."""
+    return torch.where(step.uniform(*shape) < 0.5, -1.0, 1.0)
 
 
 def smooth_noise(step: Step, like: Tensor, points: int) -> Tensor:
@@ -50,43 +57,50 @@ def anatomy(x: Tensor, floor: float = -0.97) -> Tensor:
 
 
 def random_blob(inside: Tensor, step: Step, smallest: float, largest: float) -> Tensor:
-    """One irregular blob per image, centred inside: a rotated ellipse of varying radius with a soft or sharp edge."""
+    """One irregular blob per image, centred inside: a rotated ellipse with an uneven outline and a soft or sharp edge."""
     b, _, h, w = inside.shape
     centre = (inside.flatten(1) * (1e-3 + step.uniform(b, h * w))).argmax(1)
     y, x = torch.arange(h, device=inside.device).view(1, h, 1), torch.arange(w, device=inside.device).view(1, 1, w)
     dy, dx = (y - (centre // w).view(b, 1, 1)) / h, (x - (centre % w).view(b, 1, 1)) / w
-    radius, stretch = log_uniform(smallest, largest, step, b, 1, 1), log_uniform(0.7, 1.4, step, b, 1, 1)
+    radius, stretch = log_uniform(smallest, largest, step, b, 1, 1), log_uniform(0.7, 1.42, step, b, 1, 1)
     angle = math.pi * step.uniform(b, 1, 1)
     along, across = angle.cos() * dx + angle.sin() * dy, angle.cos() * dy - angle.sin() * dx
     distance = ((along / stretch).square() + (across * stretch).square() + 1e-12).sqrt()[:, None] / radius[:, None]
-    wobble = smooth_noise(step, inside, 5) + 0.6 * smooth_noise(step, inside, 9) + 0.35 * smooth_noise(step, inside, 20)
-    distance = distance + wobble * (0.1 + 0.45 * step.uniform(b, 1, 1, 1))
-    return torch.sigmoid((1.0 - distance) * log_uniform(3.0, 40.0, step, b, 1, 1, 1))
+    uneven = distance * torch.exp(0.25 * smooth_noise(step, inside, 8))
+    edge = 0.04 + 0.5 * step.uniform(b, 1, 1, 1).square()
+    return ((1.0 + edge / 2.0 - uneven) / edge).clamp(0.0, 1.0)
 
 
-def random_blobs(inside: Tensor, step: Step, smallest: float, largest: float) -> Tensor:
-    """One blob, and each of two more with a probability of 0.3."""
+def random_blobs(inside: Tensor, step: Step, smallest: float, largest: float, most: int) -> Tensor:
+    """One blob of any size, and up to ``most - 1`` small ones."""
     found = random_blob(inside, step, smallest, largest)
-    for _ in range(2):
-        more = (step.uniform(len(inside), 1, 1, 1) < 0.3).to(found.dtype)
-        found = torch.maximum(found, more * random_blob(inside, step, smallest, largest))
-    return found
+    small = max(smallest, min(largest, LARGEST_FURTHER))
+    for _ in range(most - 1):
+        wanted = (step.uniform(len(inside), 1, 1, 1) < FURTHER_SHARE).to(found.dtype)
+        found = torch.maximum(found, wanted * random_blob(inside, step, smallest, small))
+    return found * inside
 
 
 # ---- sources -----------------------------------------------------------------------------------------------------------
 
 
+def _grain(x: Tensor, step: Step) -> Tensor:
+    """Texture of two sizes."""
+    return 0.3 * smooth_noise(step, x, 24) + 0.3 * smooth_noise(step, x, 48)
+
+
 def offset(x: Tensor, _other: Tensor, step: Step) -> Tensor:
-    """Brighter or darker by a smooth amount, like oedema, haemorrhage or necrosis."""
+    """Brighter or darker by an uneven amount, like oedema, haemorrhage or necrosis."""
     b = len(x)
-    sign = torch.where(step.uniform(b, 1, 1, 1) < 0.5, -1.0, 1.0)
-    uneven = 1.0 + 0.35 * step.uniform(b, 1, 1, 1) * smooth_noise(step, x, 6)
-    return x + sign * log_uniform(0.12, 1.2, step, b, 1, 1, 1) * uneven
+    amount = random_sign(step, b, 1, 1, 1) * log_uniform(0.12, 1.0, step, b, 1, 1, 1)
+    return x + amount * (1.0 + 0.4 * step.uniform(b, 1, 1, 1) * _grain(x, step))
 
 
 def gain(x: Tensor, _other: Tensor, step: Step) -> Tensor:
     """Attenuated or enhanced: grey values above black are multiplied."""
-    return (x + 1.0) * log_uniform(0.2, 2.5, step, len(x), 1, 1, 1) - 1.0
+    b = len(x)
+    factor = torch.exp(random_sign(step, b, 1, 1, 1) * log_uniform(0.15, 1.1, step, b, 1, 1, 1))
+    return (x + 1.0) * factor - 1.0
 
 
 def swap(_x: Tensor, other: Tensor, _step: Step) -> Tensor:
@@ -95,38 +109,39 @@ def swap(_x: Tensor, other: Tensor, _step: Step) -> Tensor:
 
 
 def mix(x: Tensor, other: Tensor, step: Step) -> Tensor:
-    """A blend with another normal image, brighter or darker."""
-    b = len(x)
-    share = 0.3 + 0.7 * step.uniform(b, 1, 1, 1)
-    return share * other + (1.0 - share) * x + 0.5 * (2.0 * step.uniform(b, 1, 1, 1) - 1.0)
+    """A blend with another normal image."""
+    return x + (other - x) * (0.3 + 0.7 * step.uniform(len(x), 1, 1, 1))
 
 
 def texture(x: Tensor, _other: Tensor, step: Step) -> Tensor:
-    """Smoother or rougher, sometimes with speckle, like the tissue of a tumour."""
-    b, _, h, w = x.shape
-    low = gaussian_blur(x, 3.0 * h / 128)
-    grain = F.interpolate(step.normal(b, 1, h // 2, w // 2), size=(h, w), mode="bilinear", align_corners=False)
-    speckle = (step.uniform(b, 1, 1, 1) < 0.5) * 0.25 * step.uniform(b, 1, 1, 1) * grain
-    return low + 1.6 * step.uniform(b, 1, 1, 1) * (x - low) + speckle + 0.25 * (2.0 * step.uniform(b, 1, 1, 1) - 1.0)
+    """Rougher, like the tissue of a tumour."""
+    return x + 0.5 * step.uniform(len(x), 1, 1, 1) * _grain(x, step)
 
 
-SOURCES: Mapping[str, Source] = {"offset": offset, "gain": gain, "swap": swap, "mix": mix, "texture": texture}
+def tone(x: Tensor, _other: Tensor, step: Step) -> Tensor:
+    """Towards one grey value, which may be any: like fluid, calcification or a cavity."""
+    b = len(x)
+    value = 2.0 * step.uniform(b, 1, 1, 1) - 1.0 + 0.2 * step.uniform(b, 1, 1, 1) * _grain(x, step)
+    return x + (value - x) * (0.4 + 0.6 * step.uniform(b, 1, 1, 1))
+
+
+SOURCES: Mapping[str, Source] = {
+    "offset": offset, "gain": gain, "swap": swap, "mix": mix, "texture": texture, "tone": tone,
+}  # fmt: skip
 
 
 def shift(
-    x: Tensor, other: Tensor, sources: Mapping[str, Source], step: Step, *, smallest: float, largest: float, untouched: float
-) -> Shifted:
-    """Replace blobs of each image by one of ``sources``, drawn per image; a share ``untouched`` stays as it is.
-
-    A pixel counts as shifted as far as a blob covers it and the change is visible.
-    """
-    b, h = len(x), x.shape[2]
+    x: Tensor, other: Tensor, sources: Mapping[str, Source], step: Step,
+    *, smallest: float, largest: float, most: int, untouched: float,
+) -> Shifted:  # fmt: skip
+    """Replace blobs of each image by one of ``sources``, drawn per image; a share ``untouched`` stays as it is."""
+    b = len(x)
     inside = anatomy(x)
     chosen, replacement = step.integers(0, len(sources) - 1, b).view(b, 1, 1, 1), torch.zeros_like(x)
     for i, source in enumerate(sources.values()):
-        replacement = replacement + (chosen == i).to(x.dtype) * source(x, other, step)
+        replacement = replacement + (chosen == i).to(x.dtype) * source(x, other, step).clamp(-1.0, 1.0)
     touched = (step.uniform(b, 1, 1, 1) >= untouched).to(x.dtype)
-    cover = random_blobs(inside, step, smallest, largest) * touched * gaussian_blur(inside, h / 128)
-    image = (x * (1.0 - cover) + replacement * cover).clamp(-1.0, 1.0)
-    change = gaussian_blur((image - x).abs().mean(1, keepdim=True), 1.5 * h / 128)
-    return Shifted(image, cover * torch.sigmoid((change - 0.06) * 80.0), inside)
+    cover = random_blobs(inside, step, smallest, largest, most) * touched
+    image = x + (replacement - x) * cover
+    change = (image - x).abs().mean(1, keepdim=True)
+    return Shifted(image, (change / VISIBLE).clamp(0.0, 1.0) * (cover > 0.05).to(x.dtype), inside)

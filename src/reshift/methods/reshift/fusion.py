@@ -1,0 +1,117 @@
+"""From witnesses to one heat-map and one score: each is measured in its own spread over unseen normals, then averaged.
+
+Every kind of witness has its weight, equal by default, shared by the witnesses of that kind. The image score is the mean of
+how high each of them rises and of how high the fused map does: a witness that is sure is heard even where others see nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MIN_VARIANCE = 1e-12
+KEPT = 128  # images whose maps are kept while normals are measured: how high the fused map rises shows only at the end
+
+
+def top_mean(heatmap: Tensor, share: float) -> Tensor:
+    """The mean of the highest ``share`` of the pixels of each map ``(B, …)``: ``(B,)``."""
+    pixels = heatmap.flatten(1)
+    return pixels.topk(max(1, round(share * pixels.shape[1])), dim=1).values.mean(1)
+
+
+class Reservoir:
+    """A fair sample of ``size`` images of a stream; the same for the same stream."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.count, self.generator = size, 0, torch.Generator().manual_seed(0)
+        self.images = list[Tensor]()
+
+    def add(self, images: Tensor) -> None:
+        """Take ``(B, …)``."""
+        for image in images:
+            place = self.count if self.count < self.size else int(torch.randint(self.count + 1, (), generator=self.generator))
+            self.count += 1
+            if place < len(self.images):
+                self.images[place] = image
+            elif place < self.size:
+                self.images.append(image)
+
+
+class Fusion(nn.Module):
+    """What is known of the witnesses over unseen normals: mean and covariance of their pixels, mean and spread of their tops."""
+
+    weights: Tensor
+    score_weights: Tensor
+    centre: Tensor
+    covariance: Tensor
+    top_centre: Tensor
+    top_spread: Tensor
+
+    def __init__(self, kinds: Sequence[str], heard: Mapping[str, float], top: float) -> None:
+        """``kinds`` of all witnesses, and the weight of each kind that is ``heard``."""
+        super().__init__()
+        n, self.top = len(kinds), top
+        shares = [heard[kind] / kinds.count(kind) if kind in heard else 0.0 for kind in kinds]
+        self.share = 1.0 / (len(heard) + 1)  # of the fused map in the score: as much as a witness
+        weights = torch.tensor(shares) / sum(shares)
+        self.register_buffer("weights", weights, persistent=False)
+        self.register_buffer(
+            "score_weights", torch.cat([weights * (1.0 - self.share), weights.new_tensor([self.share])]), persistent=False
+        )
+        self.register_buffer("centre", torch.zeros(n))
+        self.register_buffer("covariance", torch.eye(n))
+        self.register_buffer("top_centre", torch.zeros(n + 1))  # of the witnesses, and of the fused map
+        self.register_buffer("top_spread", torch.ones(n + 1))
+
+    def fit(self, batches: Iterable[tuple[Sequence[Tensor], Tensor]]) -> None:
+        """Measure normals: ``(maps, inside)`` of batch after batch. Pixels outside the anatomy do not count."""
+        n, kept = len(self.weights), Reservoir(KEPT)
+        count, total, products = 0.0, torch.zeros(n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64)
+        for maps, inside in batches:
+            rows = torch.cat(list(maps), 1).permute(0, 2, 3, 1)[inside[:, 0] > 0].double()  # (pixels inside, n)
+            count += len(rows)
+            total += rows.sum(0).cpu()
+            products += (rows.T @ rows).cpu()
+            kept.add(torch.cat([*maps, inside], 1).cpu())
+        mean = total / max(1.0, count)
+        self.centre.copy_(mean)
+        self.covariance.copy_(products / max(1.0, count) - mean[:, None] * mean)
+        tops = torch.cat([self._tops_of(image.to(self.centre)) for image in kept.images])
+        self.top_centre.copy_(tops.mean(0))
+        self.top_spread.copy_(tops.var(0, correction=0).clamp(min=MIN_VARIANCE).sqrt())
+
+    def forward(self, maps: Sequence[Tensor], inside: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps ``(B, 1, H, W)`` of all witnesses → score ``(B,)`` and heat-map ``(B, H, W)``, 0 outside the anatomy."""
+        standard = self._standard(maps)
+        heatmap = self._heatmap(standard, inside)
+        tops = self._tops(standard, heatmap, inside)
+        return ((tops - self.top_centre) / self.top_spread * self.score_weights).sum(1), heatmap[:, 0]
+
+    def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """The score when heat-map ``before`` becomes ``after``: what the witnesses said apart stays, the top is another."""
+        higher = top_mean(after, self.top) - top_mean(before, self.top)
+        return score + self.share * higher / self.top_spread[-1]
+
+    def _standard(self, maps: Sequence[Tensor]) -> Tensor:
+        """The maps in units of their spread over normals, ``(B, n, H, W)``."""
+        spread = self.covariance.diagonal().clamp(min=MIN_VARIANCE).sqrt()
+        return (torch.cat(list(maps), 1) - self.centre.view(-1, 1, 1)) / spread.view(-1, 1, 1)
+
+    def _heatmap(self, standard: Tensor, inside: Tensor) -> Tensor:
+        """The weighted mean in units of its own spread, ``(B, 1, H, W)``."""
+        shares = self.weights / self.covariance.diagonal().clamp(min=MIN_VARIANCE).sqrt()
+        # Not by a matrix product, which a GPU would round to bf16.
+        spread = (shares[:, None] * self.covariance * shares).sum().clamp(min=MIN_VARIANCE).sqrt()
+        return F.softplus((standard * self.weights.view(-1, 1, 1)).sum(1, keepdim=True) / spread) * inside
+
+    def _tops(self, standard: Tensor, heatmap: Tensor, inside: Tensor) -> Tensor:
+        """How high each witness and the fused map rise in each image, ``(B, n + 1)``."""
+        alone = F.softplus(standard) * inside
+        return torch.stack([top_mean(m, self.top) for m in (*alone.unbind(1), heatmap)], 1)
+
+    def _tops_of(self, kept: Tensor) -> Tensor:
+        """The tops of one kept image ``(n + 1, H, W)``: the maps of the witnesses, and where the anatomy is."""
+        inside = kept[None, -1:]
+        standard = self._standard(kept[None, :-1].split(1, 1))
+        return self._tops(standard, self._heatmap(standard, inside), inside)

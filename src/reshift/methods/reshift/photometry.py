@@ -1,0 +1,55 @@
+"""Photometric augmentation: what another scanner, gain or exposure may do to a normal image is not a shift."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from reshift.methods.detector import Step
+from reshift.methods.reshift.shifts import smooth_noise
+
+KNEE = 0.4  # grey value, on [0, 1], around which the contrast curve bends
+FOREGROUND = 0.01  # noise is added to brighter pixels only: a background of zeros stays empty
+
+
+def strong_photometry(x: Tensor, step: Step) -> Tensor:
+    """Change gamma, gain, shading, contrast and sharpness of ``x (B, C, H, W)`` in [-1, 1], and add noise."""
+    b = len(x)
+    unit = ((x + 1.0) / 2.0).clamp(0.0, 1.0)
+    seen = (unit > FOREGROUND).to(x.dtype)
+    y = unit.pow(_around_one(1.8, step, b)) * _around_one(1.6, step, b)
+    y = y * torch.exp(0.12 * step.uniform(b, 1, 1, 1) * smooth_noise(step, x, 3))
+    y = _bend(y, _around_one(math.e**0.5, step, b), _around_one(math.e**0.5, step, b))
+    y = _sharpen(y, step)
+    noise = 0.05 * step.uniform(b, 1, 1, 1).square() * step.normal(*x.shape)
+    return 2.0 * (y + noise * seen).clamp(0.0, 1.0) - 1.0
+
+
+def mild_photometry(x: Tensor, step: Step) -> Tensor:
+    """Change gamma and gain and add a little noise: an easier task, for short trainings."""
+    b = len(x)
+    gamma, gain = 0.8 + 0.45 * step.uniform(b, 1, 1, 1), 0.85 + 0.33 * step.uniform(b, 1, 1, 1)
+    unit = ((x + 1.0) / 2.0).clamp(0.0, 1.0).pow(gamma) * gain
+    return (2.0 * (unit + 0.02 * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)) - 1.0).clamp(-1.0, 1.0)
+
+
+def _around_one(most: float, step: Step, b: int) -> Tensor:
+    """A factor between ``1 / most`` and ``most``, evenly on a logarithmic scale."""
+    return torch.exp((2.0 * step.uniform(b, 1, 1, 1) - 1.0) * math.log(most))
+
+
+def _bend(y: Tensor, below: Tensor, above: Tensor) -> Tensor:
+    """A monotone contrast curve that keeps 0, the knee and 1: a power of its own on each side of the knee."""
+    low = KNEE * (y / KNEE).clamp(1e-4, 1.0).pow(below)
+    high = KNEE + (1.0 - KNEE) * ((y - KNEE) / (1.0 - KNEE)).clamp(1e-4, 1.0).pow(above)
+    return torch.where(y < KNEE, torch.where(y > 0.0, low, y), high)
+
+
+def _sharpen(y: Tensor, step: Step) -> Tensor:
+    """Blur a third of the images, sharpen another third, each by a random amount."""
+    b = len(y)
+    kind, amount = step.uniform(b, 1, 1, 1), step.uniform(b, 1, 1, 1)
+    detail = y - F.avg_pool2d(F.pad(y, (1, 1, 1, 1), mode="replicate"), 3, 1)
+    weight = torch.where(kind < 0.35, -amount, torch.where(kind > 0.65, 1.2 * amount, torch.zeros_like(amount)))
+    return y + weight * detail
