@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Forked
 from helpers import BRIGHTNESS, Cli, noise, read_records, save_many, start, write_manifest
 from helpers import refused as refused_by_command
 from PIL import Image
@@ -212,9 +212,7 @@ def zipped(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def scoring(
-    bundle: Path, data: Path, out: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> "Iterator[subprocess.Popen[str]]":
+def scoring(bundle: Path, data: Path, out: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forked]:
     """A process that has scored some images of a zip file, and waits."""
     monkeypatch.setenv("SCRATCH", str(scratch))
     process = start("score", bundle, data, "--out", out, prelude=STUCK)

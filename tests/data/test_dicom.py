@@ -66,7 +66,8 @@ def test_stored_values_of_every_depth(tmp_path: Path, stored: int, signed: bool)
     pixels = values(1, low=low, high=high)
     read = image(grey(pixels, stored=stored, signed=signed), tmp_path)
     np.testing.assert_array_equal(read.pixels[:, :, 0], pixels.astype(np.float32))
-    assert read.pixels.dtype == np.float32
+    narrow = np.uint8 if stored == 8 else np.uint16
+    assert read.pixels.dtype == (np.float32 if signed or stored == 32 else narrow)
     assert read.bits == (8 if stored == 8 and not signed else 16 if stored <= 16 and not signed else 32)
 
 

@@ -65,7 +65,7 @@ def message(path: Path) -> str:
 def test_stored_values_are_kept(tmp_path: Path, name: str, pixels: Any, bits: int) -> None:
     image = read_image(save(pixels, tmp_path / name))
     assert image.bits == bits
-    assert image.pixels.dtype == np.float32
+    assert image.pixels.dtype == pixels.dtype.newbyteorder("=")  # not widened
     np.testing.assert_array_equal(image.pixels.squeeze(-1) if pixels.ndim == 2 else image.pixels, pixels)
 
 

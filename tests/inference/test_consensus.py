@@ -33,7 +33,15 @@ SMALL = {
     "data": {"size": 32, "holdout": 0.5},
     "train": {"batch": 8, "device": "cpu"},
     "calibrate": {"features": "off"},
-    "model": {"steps": 4, "members": 1, "widths": [8, 8, 8, 8], "features": "off", "sources": ["offset", "swap"], "top": 0.05},
+    "model": {
+        "steps": 4,
+        "folds": 1,
+        "witnesses": ["plain"],
+        "widths": [8, 8, 8, 8],
+        "features": "off",
+        "sources": ["offset", "swap"],
+        "top": 0.05,
+    },
 }
 
 
@@ -42,10 +50,11 @@ class Grey(Brightness):
 
     def forward(self, x: Tensor) -> Prediction:
         heatmap = super().forward(x).heatmap
-        return Prediction(self.score_of(heatmap), heatmap)
+        return Prediction(heatmap.flatten(1).mean(1), heatmap)
 
-    def score_of(self, heatmap: Tensor) -> Tensor:
-        return heatmap.flatten(1).mean(1)
+    def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """By the change of the mean alone, as a method does whose score has other parts."""
+        return score + (after - before).flatten(1).mean(1)
 
 
 def slow(maps: Maps, positions: Sequence[float], sigma: float) -> NDArray[np.float64]:
@@ -127,10 +136,12 @@ def expected(plain: Path, volume: Path) -> dict[int, tuple[float, Maps]]:
     model, scan = load_model(plain, "cpu"), read_nifti(volume)
     chosen = scan.foreground_slices(0.1)
     inputs = [prepare(scan.image(k), model.bundle.config.data) for k in chosen]
-    maps = smooth(np.concatenate([model.launch(item.pixels[None])()[1] for item in inputs]), chosen, 1.0)
+    alone = [model.launch(item.pixels[None])() for item in inputs]
+    before = np.concatenate([heatmaps for _, heatmaps in alone])
+    maps = smooth(before, chosen, 1.0)
     assert (maps == 0.0).any()
-    top = max(1, round(0.05 * maps[0].size))
-    scores = [float(np.sort(heatmap.ravel())[-top:].mean(dtype=np.float64)) for heatmap in maps]
+    scores = model.rescore([score for [score], _ in alone], before, maps)
+    assert scores != [score for [score], _ in alone]
     found = zip(chosen, scores, maps, inputs, strict=True)
     return {scan.native_index(k): (score, restore(heatmap, item.geometry)) for k, score, heatmap, item in found}
 
@@ -240,9 +251,10 @@ def test_a_method_that_cannot_score_a_map(run_cli: Cli, folder_of_images: Path, 
         setting = f"data.consensus={sigma}"
         return run_cli("train", "--data", folder_of_images, "--out", tmp_path / "run", *BRIGHTNESS, "--set", setting)
 
-    refused(train("1"), "data.consensus = 1", "method 'brightness'", "score_of", "set data.consensus=0")
+    refused(train("1"), "data.consensus = 1", "method 'brightness'", "rescore", "set data.consensus=0")
     refused(train("-1"), "data.consensus", "greater than or equal to 0")
     refused(train("inf"), "data.consensus", "finite")
+    refused(train("on"), "'data.consensus' = 'on'", "number")
     assert not (tmp_path / "run").exists()
     about = json.loads((tiny_bundle / "config.json").read_text())
     bundle = tmp_path / "bundle"

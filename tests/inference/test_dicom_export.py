@@ -18,8 +18,11 @@ from pydicom.dataset import Dataset
 
 from reshift.data.dicom.series import DicomVolume, read_dicom, read_series
 from reshift.errors import UserError
-from reshift.inference.dicom_export import export_dicom, write_parametric_map, write_seg
-from reshift.inference.dicom_sources import read_sources
+from reshift.inference.dicom_export.export import export_dicom
+from reshift.inference.dicom_export.identity import Identity
+from reshift.inference.dicom_export.parametric_map import write_parametric_map
+from reshift.inference.dicom_export.seg import write_seg
+from reshift.inference.dicom_export.sources import read_sources
 
 hd = pytest.importorskip("highdicom")
 TURN = cosines(0.3, -0.2, 0.1)
@@ -56,8 +59,13 @@ def source_of(made: Dataset, frame: int) -> tuple[str, int]:
     return image.ReferencedSOPInstanceUID, int(image.get("ReferencedFrameNumber", 1)) - 1
 
 
-def by_place(made: Dataset, frames: NDArray[Any]) -> dict[tuple[float, ...], NDArray[Any]]:
-    return {tuple(np.round(place(made, k), 4)): frame for k, frame in enumerate(frames)}
+def by_place(made: Dataset) -> dict[tuple[float, ...], NDArray[Any]]:
+    """Frames at one place are segments of a mask: anything in any of them."""
+    found: dict[tuple[float, ...], NDArray[Any]] = {}
+    for k, frame in enumerate(made.pixel_array.reshape(-1, made.Rows, made.Columns)):
+        at = tuple(np.round(place(made, k), 4))
+        found[at] = np.maximum(found.get(at, frame), frame)
+    return found
 
 
 @pytest.mark.parametrize("kind", ["series", "reversed", "enhanced"])
@@ -65,12 +73,14 @@ def test_mask_and_map_come_back_value_by_value(tmp_path: Path, kind: str) -> Non
     volume = scan(kind, tmp_path / "in")
     maps = heat(volume.voxels.shape)
     files = export_dicom(tmp_path / "out", read_sources(volume), volume, maps, 0.7)
-    assert [f.name for f in files] == ["mask.dcm", "map.dcm"] + [f"overlay-{k + 1:04d}.dcm" for k in range(len(volume))]
+    assert [f.name for f in files] == ["mask.dcm", "map.dcm", "report.dcm"] + [
+        f"overlay-{k + 1:04d}.dcm" for k in range(len(volume))
+    ]
     native = volume.to_native(maps)
     mask, raw = (pydicom.dcmread(tmp_path / "out" / name) for name in ("mask.dcm", "map.dcm"))
-    assert mask.pixel_array.shape == raw.pixel_array.shape == native.shape
+    assert mask.pixel_array.shape[1:] == raw.pixel_array.shape[1:] == native.shape[1:]
     assert raw.pixel_array.dtype == np.float32
-    masks, values_ = by_place(mask, mask.pixel_array), by_place(raw, raw.pixel_array)
+    masks, values_ = by_place(mask), by_place(raw)
     for k, (path, frame) in enumerate(volume.frames):
         source = pydicom.dcmread(path)
         at = tuple(np.round(place(source, frame), 4))
@@ -78,8 +88,8 @@ def test_mask_and_map_come_back_value_by_value(tmp_path: Path, kind: str) -> Non
         np.testing.assert_array_equal(read, native[k])  # bit for bit
         np.testing.assert_array_equal(masks[at], np.nan_to_num(native[k], nan=-1) > 0.7)
         for made in (mask, raw):
-            own = [j for j in range(len(volume)) if np.allclose(place(made, j), place(source, frame), atol=1e-4)]
-            assert [source_of(made, j) for j in own] == [(source.SOPInstanceUID, frame)]
+            own = [j for j in range(made.NumberOfFrames) if np.allclose(place(made, j), place(source, frame), atol=1e-4)]
+            assert {source_of(made, j) for j in own} == {(source.SOPInstanceUID, frame)}
 
 
 @pytest.mark.parametrize("kind", ["series", "enhanced"])
@@ -117,12 +127,12 @@ def test_the_segment_and_the_unit(tmp_path: Path) -> None:
     volume = scan("series", tmp_path / "in")
     export_dicom(tmp_path / "out", read_sources(volume), volume, heat(volume.voxels.shape), 0.7)
     seg = hd.seg.segread(tmp_path / "out" / "mask.dcm")
-    [segment] = seg.SegmentSequence
-    assert (seg.SegmentationType, segment.SegmentLabel, segment.SegmentAlgorithmType) == ("BINARY", "Anomaly", "AUTOMATIC")
+    segment = seg.SegmentSequence[0]
+    assert (seg.SegmentationType, segment.SegmentLabel, segment.SegmentAlgorithmType) == ("BINARY", "Finding 1", "AUTOMATIC")
     assert segment.SegmentationAlgorithmIdentificationSequence[0].AlgorithmName == "Reshift"
     order = [source.SOPInstanceUID for source in read_sources(volume)]
     stacked = seg.get_pixels_by_source_instance(order, combine_segments=True)  # as another reader sees it
-    np.testing.assert_array_equal(stacked, np.nan_to_num(volume.to_native(heat(volume.voxels.shape)), nan=-1) > 0.7)
+    np.testing.assert_array_equal(stacked > 0, np.nan_to_num(volume.to_native(heat(volume.voxels.shape)), nan=-1) > 0.7)
     [mapping] = pydicom.dcmread(tmp_path / "out" / "map.dcm").SharedFunctionalGroupsSequence[0].RealWorldValueMappingSequence
     assert (mapping.RealWorldValueSlope, mapping.RealWorldValueIntercept) == (1.0, 0.0)
     assert mapping.MeasurementUnitsCodeSequence[0].CodeValue == "1"
@@ -133,8 +143,8 @@ def test_overlays(tmp_path: Path) -> None:
     maps = np.full(volume.voxels.shape, 0.1, dtype=np.float32)
     maps[2, 5:9, 5:9] = 0.9
     files = export_dicom(tmp_path / "out", read_sources(volume), volume, maps, 0.7)
-    assert [f.name for f in files[2:]] == ["overlay-0003.dcm"]  # only where there is something to see
-    made = pydicom.dcmread(files[2])
+    assert [f.name for f in files[3:]] == ["overlay-0003.dcm"]  # only where there is something to see
+    made = pydicom.dcmread(files[3])
     [source] = made.SourceImageSequence
     assert (made.PhotometricInterpretation, source.ReferencedFrameNumber) == ("RGB", volume.frames[2][1] + 1)
     pixels = made.pixel_array
@@ -147,7 +157,7 @@ def test_overlays(tmp_path: Path) -> None:
     maps[2] = 0.1
     maps[1, 3, 3] = 0.2
     files = export_dicom(tmp_path / "calm", read_sources(volume), volume, maps, 0.7)
-    assert [f.name for f in files[2:]] == ["overlay-0002.dcm"]  # nothing found: the slice that comes nearest
+    assert [f.name for f in files[3:]] == ["overlay-0002.dcm"]  # nothing found: the slice that comes nearest
     assert not pydicom.dcmread(files[0]).pixel_array.any()
 
 
@@ -157,8 +167,9 @@ def test_a_single_image(tmp_path: Path, placed: bool) -> None:
     image = read_dicom(write(ds, tmp_path / "a.dcm"))
     maps = heat((24, 20))
     files = export_dicom(tmp_path / "out", read_sources(image), image, maps, 0.7)
-    assert [f.name for f in files] == ["mask.dcm", "map.dcm", "overlay-0001.dcm"][:: 1 if placed else 2]
-    np.testing.assert_array_equal(pydicom.dcmread(files[0]).pixel_array.squeeze(), np.nan_to_num(maps, nan=-1) > 0.7)
+    assert [f.name for f in files] == ["mask.dcm", *["map.dcm"] * placed, "report.dcm", "overlay-0001.dcm"]
+    frames = pydicom.dcmread(files[0]).pixel_array.reshape(-1, 24, 20)
+    np.testing.assert_array_equal(frames.max(axis=0), np.nan_to_num(maps, nan=-1) > 0.7)
     assert source_of(pydicom.dcmread(files[0]), 0) == (ds.SOPInstanceUID, 0)
 
 
@@ -212,9 +223,11 @@ def test_a_tag_that_results_do_without(tmp_path: Path, tag: str) -> None:
 
 def test_the_wrong_number_of_planes_is_one_line(tmp_path: Path) -> None:
     volume = scan("series", tmp_path / "in")
-    for writer in (write_seg, write_parametric_map):
-        with pytest.raises(UserError, match="could not be made"):
-            writer(tmp_path / "a.dcm", read_sources(volume), np.zeros((3, 24, 20), dtype=bool))
+    identity, planes = Identity(("1.2",), "model"), np.zeros((3, 24, 20))
+    with pytest.raises(UserError, match="could not be made"):
+        write_seg(tmp_path / "a.dcm", read_sources(volume), planes.astype(np.uint8), ["Anomaly"], identity)
+    with pytest.raises(UserError, match="could not be made"):
+        write_parametric_map(tmp_path / "a.dcm", read_sources(volume), planes.astype(np.float32), identity)
     assert not (tmp_path / "a.dcm").exists()
 
 
@@ -238,8 +251,8 @@ def test_nothing_of_the_patient_leaves_the_dicom_files(tmp_path: Path) -> None:
 import numpy as np
 from pathlib import Path
 from reshift.data.dicom.series import find_series, read_dicom, read_series
-from reshift.inference.dicom_export import export_dicom
-from reshift.inference.dicom_sources import read_sources
+from reshift.inference.dicom_export.export import export_dicom
+from reshift.inference.dicom_export.sources import read_sources
 from reshift.errors import UserError
 root = Path({str(tmp_path)!r})
 print(*find_series(root / "good").series)

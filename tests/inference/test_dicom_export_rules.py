@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from reshift.data.dicom.series import DicomVolume, read_dicom, read_series
 from reshift.errors import UserError
-from reshift.inference.dicom_export import export_dicom
-from reshift.inference.dicom_sources import read_sources
+from reshift.inference.dicom_export.export import export_dicom
+from reshift.inference.dicom_export.sources import read_sources
 
 pytest.importorskip("highdicom")
 
@@ -69,7 +69,7 @@ def test_a_refused_result_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyt
 
     volume, out = stack(tmp_path / "in"), tmp_path / "out"
     export_dicom(out, read_sources(volume), volume, heat(volume.voxels.shape), 0.7)  # of an earlier run
-    monkeypatch.setattr(f"reshift.inference.dicom_export.{refused}", refuse)
+    monkeypatch.setattr(f"reshift.inference.dicom_export.export.{refused}", refuse)
     for _ in range(2):
         with pytest.raises(UserError, match=rf"{out}/(map|overlay-0001).dcm: could not be made"):
             export_dicom(out, read_sources(volume), volume, heat(volume.voxels.shape), 0.7)

@@ -79,7 +79,7 @@ def test_batches_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_large_images_wait_in_smaller_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = save_many(tmp_path / "in", 9)
-    monkeypatch.setattr(module, "MAX_BYTES", 3 * 4 * 24 * 32)
+    monkeypatch.setattr(module, "MAX_BYTES", 3 * 24 * 32)
     with ImagePool(task(tmp_path), 2, 9) as pool:
         before = pool.max_pending
         assert sum(len(batch) for batch in pool.read(cases(images))) == 9
@@ -133,7 +133,7 @@ def test_records_come_in_order_and_only_when_their_files_are_there(batched: Mode
         seen.append(case.name)
         if record["error"] is None:
             assert np.load(tmp_path / "out" / record["map"]).shape == (24, 32)
-            assert (tmp_path / "out" / "overlays" / f"{case.name}.png").is_file()
+            assert (tmp_path / "out" / "overlays" / case.name).is_file()
     assert sorted(seen) == [f"{i:03d}.png" for i in range(11)]
     assert seen[4:8] == ["004.png", "005.png", "007.png", "006.png"]  # what failed comes last of its batch
 
@@ -145,8 +145,10 @@ def test_overlays_hold_the_pixels_of_overlay(batched: Model, tmp_path: Path) -> 
     assert calibration is not None
     for i, record in enumerate(read_records(tmp_path / "out")):
         heatmap = np.load(tmp_path / "out" / record["map"])
-        wanted = overlay(noise(i).astype(np.float32)[:, :, None], heatmap, calibration.heat_scale)
-        with PIL.Image.open(tmp_path / "out" / "overlays" / "in" / f"{i:03d}.png.png") as found:
+        wanted = overlay(
+            noise(i).astype(np.float32)[:, :, None], heatmap, calibration.reference.pixel_threshold, calibration.heat_scale
+        )
+        with PIL.Image.open(tmp_path / "out" / "overlays" / "in" / f"{i:03d}.png") as found:
             np.testing.assert_array_equal(np.asarray(found), wanted)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshift.inference.overlay import RAMP, colours, grey, montage, overlay, png, tile
+from reshift.inference.overlay import OUTLINE, RAMP, colours, grey, heat_colours, outline, overlay, png
 
 some = settings(deadline=None, max_examples=50)
 
@@ -34,46 +34,66 @@ def test_luminance_rises_all_the_way() -> None:
 @given(st.floats(0.0, 4.0, width=32), st.floats(0.1, 3.0))
 @some
 def test_a_value_has_one_colour_whatever_else_is_in_the_image(value: float, scale: float) -> None:
-    """A fixed scale: neither a hotter neighbour nor a second image changes how a value is drawn."""
+    """A fixed scale: neither a hotter image around it nor a second image changes how a value is drawn, but for the outline."""
     pixels = np.linspace(0.0, 200.0, 64, dtype=np.float32).reshape(8, 8, 1)
-    alone = np.zeros((8, 8), dtype=np.float32)
-    alone[3, 3] = value
-    crowded = np.random.default_rng(0).uniform(0.0, 50.0, (8, 8)).astype(np.float32)
-    crowded[3, 3] = value
-    np.testing.assert_array_equal(overlay(pixels, alone, scale)[3, 3], overlay(pixels, crowded, scale)[3, 3])
+    one, other = np.full((2, 8, 8), 50.0, dtype=np.float32)
+    one[3:6, 3:6] = value
+    other[4, 4] = value
+    inside = 4, 4
+    shown = [overlay(pixels, heatmap, scale / 2, scale) for heatmap in (one, other)]
+    np.testing.assert_array_equal(shown[0][inside], shown[1][inside])
 
 
-def test_blending_follows_its_formula() -> None:
+def test_the_image_is_clear_below_the_threshold_and_coloured_above_it() -> None:
+    pixels = np.linspace(0, 90, 1024, dtype=np.float32).reshape(32, 32, 1)
+    heatmap = np.full((32, 32), 0.69, dtype=np.float32)
+    heatmap[10:20, 10:20] = 0.71
+    heatmap[12:18, 12:18] = 1.4
+    base, out = np.repeat(grey(pixels)[:, :, None], 3, axis=2), overlay(pixels, heatmap, 0.7, 1.4)
+    above = heatmap > 0.7
+    np.testing.assert_array_equal(out[~above], base[~above])
+    rim = outline(above)
+    assert rim.sum() == 36  # one pixel wide, along the inside of ten by ten
+    assert not (rim & ~above).any()
+    assert (out[rim] == OUTLINE).all()
+    filled = above & ~rim
+    assert (np.ptp(out[filled].astype(int), axis=-1) > 40).all()  # colour, not grey
+    assert out[15, 15].sum() > out[11, 11].sum()  # hotter is brighter
+
+
+def test_the_outline_of_a_large_image_is_thicker_and_of_a_speck_the_speck_itself() -> None:
+    above = np.zeros((2048, 1024), dtype=bool)
+    above[500:900, 300:700] = True
+    assert outline(above)[500:510, 500].sum() == 4
+    speck = np.zeros((64, 64), dtype=bool)
+    speck[7, 9] = True
+    np.testing.assert_array_equal(outline(speck), speck)
+
+
+def test_at_the_threshold_is_not_above_it() -> None:
     pixels = np.arange(16, dtype=np.float32).reshape(4, 4, 1)
-    heatmap = np.linspace(0.0, 2.0, 16, dtype=np.float32).reshape(4, 4)
-    base, out = grey(pixels), overlay(pixels, heatmap, 2.0)
-    for row in range(4):
-        for col in range(4):
-            heat = min(float(heatmap[row, col]) / 2.0, 1.0)
-            alpha = 0.75 * heat**0.5
-            colour = colours(np.array([[heat]], dtype=np.float32))[0, 0]
-            np.testing.assert_allclose(out[row, col], (1 - alpha) * base[row, col] + alpha * colour, atol=1.75)
+    out = overlay(pixels, np.full((4, 4), 0.5, dtype=np.float32), 0.5, 1.0)
+    np.testing.assert_array_equal(out, np.repeat(grey(pixels)[:, :, None], 3, axis=2))
 
 
-def test_nan_and_zero_leave_the_scan_as_it_is() -> None:
+def test_nan_leaves_the_scan_as_it_is() -> None:
     pixels = np.arange(64, dtype=np.float32).reshape(8, 8, 1)
     heatmap = np.full((8, 8), np.nan, dtype=np.float32)
-    heatmap[:, 4:] = 0.0
-    heatmap[0, 4:] = -1.0
+    heatmap[:, 4:] = 2.0
     base = np.repeat(grey(pixels)[:, :, None], 3, axis=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        np.testing.assert_array_equal(overlay(pixels, heatmap, 1.0), base)
+        np.testing.assert_array_equal(overlay(pixels, heatmap, 1.0, 2.0)[:, :4], base[:, :4])
 
 
 def test_infinite_heat_is_full_colour_without_a_warning() -> None:
     pixels = np.arange(16, dtype=np.float32).reshape(4, 4, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hot = overlay(pixels, np.full((4, 4), np.inf, dtype=np.float32), 0.5)
-        cold = overlay(pixels, np.full((4, 4), -np.inf, dtype=np.float32), 0.5)
-    np.testing.assert_array_equal(hot, overlay(pixels, np.full((4, 4), 0.5, dtype=np.float32), 0.5))
-    np.testing.assert_array_equal(cold, overlay(pixels, np.zeros((4, 4), dtype=np.float32), 0.5))
+        hot = overlay(pixels, np.full((4, 4), np.inf, dtype=np.float32), 0.25, 0.5)
+        cold = overlay(pixels, np.full((4, 4), -np.inf, dtype=np.float32), 0.25, 0.5)
+    np.testing.assert_array_equal(hot, overlay(pixels, np.full((4, 4), 0.5, dtype=np.float32), 0.25, 0.5))
+    np.testing.assert_array_equal(cold, overlay(pixels, np.zeros((4, 4), dtype=np.float32), 0.25, 0.5))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -90,21 +110,7 @@ def test_a_window_keeps_slices_comparable() -> None:
     assert grey(dim).max() == 255
     assert grey(dim, (0.0, 200.0)).max() == 127
     blank = np.zeros((8, 8), dtype=np.float32)
-    np.testing.assert_array_equal(overlay(dim, blank, 1.0, (0.0, 200.0))[..., 0], grey(dim, (0.0, 200.0)))
-
-
-def test_tiles_keep_proportions_and_order() -> None:
-    white = np.full((20, 40, 3), 255, dtype=np.uint8)
-    seen = tile(white, (4.0, 1.0), 64, "")  # 80 mm × 40 mm
-    assert seen.shape == (64, 64, 3)
-    assert [int((seen > 0).any((axis, 2)).sum()) for axis in (1, 0)] == [64, 32]
-    labelled = tile(np.zeros((20, 20, 3), dtype=np.uint8), (1.0, 1.0), 64, "12 *")
-    assert (labelled[:16, :40] > 200).any()
-    assert not labelled[32:].any()
-    tiles = [np.full((4, 4, 3), i + 1, dtype=np.uint8) for i in range(7)]
-    laid = montage(tiles)
-    assert laid[::4, ::4, 0].tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
-    assert montage(tiles[:1]).shape == (4, 4, 3)
+    np.testing.assert_array_equal(overlay(dim, blank, 1.0, 2.0, (0.0, 200.0))[..., 0], grey(dim, (0.0, 200.0)))
 
 
 def test_a_ramp_is_interpolated_and_nan_is_its_beginning() -> None:
@@ -119,15 +125,17 @@ def test_blending_gives_the_pixels_of_the_plain_formula(channels: int) -> None:
     """To one step of 256: the table's levels of heat are less than one apart, and what it holds is rounded."""
     rng = np.random.default_rng(channels)
     pixels = rng.uniform(-1000.0, 3000.0, (397, 331, channels)).astype(np.float32)
-    heatmap = rng.normal(0.3, 0.5, (397, 331)).astype(np.float32)
+    heatmap = rng.normal(0.9, 0.2, (397, 331)).astype(np.float32)
     heatmap[:4, :4] = np.nan
-    heat = np.nan_to_num(np.clip(heatmap / 0.7, 0.0, 1.0))
-    alpha, at = (0.75 * np.sqrt(heat))[:, :, None], np.linspace(0.0, 1.0, len(RAMP))
-    ramp = np.stack([np.interp(heat, at, RAMP[:, c]) for c in range(3)], axis=-1)
-    wanted = np.rint((1.0 - alpha) * grey(pixels)[:, :, None] + alpha * ramp)
-    found = overlay(pixels, heatmap, 0.7).astype(np.float64)
-    assert np.abs(found - wanted).max() <= 1.0
-    assert (found == wanted).mean() > 0.9
+    heat = np.clip((heatmap - 0.35) / 0.35, 0.0, 1.0)
+    alpha = (0.45 + 0.3 * heat)[:, :, None]
+    wanted = np.rint((1.0 - alpha) * grey(pixels)[:, :, None] + alpha * heat_colours(heat))
+    above = heatmap > 0.35
+    filled = above & ~outline(above)
+    found = overlay(pixels, heatmap, 0.35, 0.7).astype(np.float64)
+    assert filled.mean() > 0.9
+    assert np.abs(found - wanted)[filled].max() <= 1.0
+    assert (found == wanted)[filled].mean() > 0.9
 
 
 def test_a_picture_at_the_ends_of_float32_is_shown_without_a_warning() -> None:

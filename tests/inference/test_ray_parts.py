@@ -108,7 +108,7 @@ def test_chunks_hold_everything_in_order(volumes: list[bool], size: int) -> None
         assert len({volumes[i] for i in chunk}) == 1
 
 
-def test_a_job_travels_as_text(tmp_path: Path) -> None:
+def test_a_case_travels_as_text(tmp_path: Path) -> None:
     series(tmp_path / "in" / "scan")
     save_many(tmp_path / "in", 2)
     odd = ScoreCase(Input(Path(os.fsdecode(b"caf\xe9.png"))), os.fsdecode(b"caf\xe9.png"), "caf")  # no Unicode
@@ -119,7 +119,7 @@ def test_a_job_travels_as_text(tmp_path: Path) -> None:
 
 def answers(setup: Setup, cases: list[ScoreCase]) -> list[dict[str, Any]]:
     pyarrow = pytest.importorskip("pyarrow", reason="reshift[ray] is not installed")
-    table = pyarrow.table({"job": [json.dumps([i, *packed(case)]) for i, case in enumerate(cases)]})
+    table = pyarrow.table({"case": [json.dumps([i, *packed(case)]) for i, case in enumerate(cases)]})
     return [json.loads(text) for text in Worker(setup, alone=False)(table).column("answer").to_pylist()]
 
 
@@ -129,15 +129,17 @@ def test_a_worker_that_sees_another_folder(
     monkeypatch.chdir(tmp_path)  # a worker changes it
     cases = find_cases([folder_of_images])
     with shared_folder(tmp_path / "out") as mine:
-        good = Setup(tiny_bundle, mine, False, "cpu", None, 3, "")
+        good = Setup(tiny_bundle, mine, False, "cpu", False, 3, "")
         assert [answer["index"] for answer in answers(good, cases)] == list(range(len(cases)))
         for shared, word in (
             (mine._replace(token="another"), "is not the same folder on node"),
-            (SharedFolder(tmp_path, mine.token), "is not the same folder on node"),
+            (SharedFolder(tmp_path, mine.token, tmp_path), "is not the same folder on node"),
             (mine._replace(version="0.0.1"), "the driver 0.0.1; install the same on every node"),
         ):
             assert [word in answer["mistake"] for answer in answers(good._replace(shared=shared), cases)] == [True]
-        lost = answers(good._replace(home=tmp_path / "nowhere"), cases)
+        elsewhere = mine._replace(home=tmp_path / "nowhere")
+        assert "index" in answers(good._replace(shared=elsewhere), cases)[0]  # absolute names do not need it
+        lost = answers(good._replace(shared=elsewhere, relative=True), cases)
         assert ["absolute paths" in answer["mistake"] for answer in lost] == [True]
         (mine.notes / "chunk-0").write_text("a\nb\nc\n")  # three have died here
         assert answers(good, cases) == [{"given up": 0}]
@@ -157,7 +159,7 @@ def test_what_was_scored_before_a_crash_is_kept(
 
         monkeypatch.setattr(score_ray, "score_cases", broken)
         with shared_folder(tmp_path / "out") as mine:
-            first, last = answers(Setup(tiny_bundle, mine, False, "cpu", None, 3, ""), cases)
+            first, last = answers(Setup(tiny_bundle, mine, False, "cpu", False, 3, ""), cases)
         assert first["index"] == 0
         assert str(error) in last[kind]
 

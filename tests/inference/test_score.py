@@ -27,7 +27,7 @@ def test_records_and_maps(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> No
     assert run_cli("score", tiny_bundle, tmp_path / "in", "--out", out).code == 0
     for line in (out / "scores.jsonl").read_text().splitlines():
         record = json.loads(line)
-        checked = ("shift", "unlike", "shift_features", "differs", "size", "modified", "sha256")
+        checked = ("shift", "unlike", "shift_features", "differs", "size", "modified", "sha256", "not_judged", "findings")
         assert tuple(record) == FIELDS == ("input", "slice", "score", "p_value", "flag", "map", "seconds", "error", *checked)
         assert (record["slice"], record["error"]) == (None, None)
         assert 0 < record["p_value"] <= 1

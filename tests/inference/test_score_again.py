@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from dicom_files import series
+from forked import Forked
 from helpers import Cli, noise, read_records, refused, save, save_many, start
 from processes import wait_until
 from volumes import save_head
@@ -70,7 +70,7 @@ def test_a_replaced_file_that_fails_keeps_no_old_result(run_cli: Cli, tiny_bundl
     assert run_cli("score", tiny_bundle, images, "--out", out).code == 3
     assert [record["map"] for record in read_records(out)] == ["maps/in/000.png.npy", None]
     found = sorted(path.name for path in out.rglob("*.*") if path.is_file() and path.parent != out)
-    assert found == ["000.png.npy", "000.png.png"]
+    assert found == ["000.png", "000.png.npy"]
 
 
 def test_a_changed_volume_or_slice_of_a_series_is_scored_again(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_records_of_an_earlier_version_are_made_anew(run_cli: Cli, tiny_bundle: 
     assert run_cli(*score).code == 0
     before = read_records(out)
     lines = [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
-    earlier = "".join(json.dumps({name: line[name] for name in EARLIER_FIELDS}) + "\n" for line in lines)
+    earlier = "".join(json.dumps({name: line[name] for name in EARLIER_FIELDS[-1]}) + "\n" for line in lines)
     (out / "scores.jsonl").write_text(earlier)
     other = save(noise(7), tmp_path / "other.png")
     assert run_cli("score", tiny_bundle, other, "--out", out).code == 0
@@ -126,7 +126,7 @@ def test_an_output_folder_that_would_mix_results_and_images_is_refused(run_cli: 
 
 
 @contextmanager
-def scoring(bundle: Path, images: Path, out: Path) -> "Iterator[subprocess.Popen[str]]":
+def scoring(bundle: Path, images: Path, out: Path) -> Iterator[Forked]:
     """A process that has scored some images, and waits."""
     process = start("score", bundle, images, "--out", out, prelude=STUCK)
     try:

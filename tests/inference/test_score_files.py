@@ -33,7 +33,7 @@ def test_overlays_of_whom_they_are_wanted(
     assert run_cli("score", tiny_bundle, one_is_bright, "--out", out, "--overlays", wanted).code == 0
     assert [record["flag"] for record in read_records(out)] == [False, True, False]
     assert len(list((out / "maps").rglob("*.npy"))) == 3
-    assert sorted(path.name for path in (out / "overlays").rglob("*.png")) == [f"{i}.png.png" for i in expected]
+    assert sorted(path.name for path in (out / "overlays").rglob("*.png")) == [f"{i}.png" for i in expected]
 
 
 @pytest.mark.parametrize(("wanted", "shown"), [("all", [True, True]), ("flagged", [False, True]), ("none", [False, False])])
@@ -53,7 +53,7 @@ def test_a_volume_is_flagged_by_any_slice(
     records = read_records(out)
     flagged = [any(r["flag"] for r in records if r["input"].endswith(f"{name}.nii.gz")) for name in "ab"]
     assert flagged == [False, True]
-    assert [(out / "overlays" / "in" / f"{name}.nii.gz.png").exists() for name in "ab"] == shown
+    assert [(out / "overlays" / "in" / f"{name}.png").exists() for name in "ab"] == shown
 
 
 def test_another_word_is_refused(run_cli: Cli, tiny_bundle: Path, one_is_bright: Path, tmp_path: Path) -> None:

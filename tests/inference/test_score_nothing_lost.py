@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from pydicom.uid import UID, MediaStorageDirectoryStorage
 from reshift.data.dicom.series import read_dicom
 from reshift.data.read import list_inputs, open_input, read_image, read_mask
 from reshift.errors import UserError
-from reshift.inference.dicom_export import export_result
+from reshift.inference.dicom_export.export import Result, Setup, export_result
 
 OTHER = "1.2.826.0.1.3680043.8.498.99"
 CLASS, SERIES = b"\x08\x00\x16\x00UI", b"\x20\x00\x0e\x00UI"  # where SOPClassUID and SeriesInstanceUID begin
@@ -176,10 +175,10 @@ def test_an_error_of_a_library_is_the_error_of_one_case(
     assert wholes(tmp_path / "out")["z.png"]["error"] is None
     assert "cannot be read (AttributeError)" in wholes(tmp_path / "out")["scan"]["error"]
     assert "Okonkwo" not in (tmp_path / "out" / "scores.jsonl").read_text()
-    monkeypatch.setattr("reshift.inference.dicom_export.export_dicom", fails)
+    monkeypatch.setattr("reshift.inference.dicom_export.export._export", fails)
     image = read_dicom(write(ct(values()), tmp_path / "a.dcm"))
-    calibration: Any = SimpleNamespace(reference=SimpleNamespace(pixel_threshold=0.7), heat_scale=1.0)
-    text = export_result(tmp_path / "o", image, np.zeros((24, 20), np.float32), calibration)
+    result = Result(image, np.zeros((24, 20), np.float32), None, {})
+    text = export_result(tmp_path / "o", result, Setup(0.7, 1.0, "model"))
     assert text is not None
     assert "(AttributeError)" in text
     assert "Okonkwo" not in text

@@ -58,7 +58,7 @@ def test_the_map_of_a_volume(run_cli: Cli, tiny_bundle: Path, tmp_path: Path, or
     assert whole["slice"] is None
     assert whole["score"] == pytest.approx(math.fsum(sorted(r["score"] for r in slices)[-5:]) / 5)
     assert (whole["p_value"], whole["flag"], whole["map"]) == (None, None, "maps/scan.nii.gz")
-    assert [path.name for path in (out / "overlays").iterdir()] == ["scan.nii.gz.png"]
+    assert [path.name for path in (out / "overlays").iterdir()] == ["scan.png"]
 
 
 def test_every_storage_order_gives_the_same_scores(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:

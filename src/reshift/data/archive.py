@@ -47,6 +47,21 @@ def unpacked(path: Path) -> Iterator[Path]:
         yield _only_child(folder)
 
 
+def unpack_into(path: Path, folder: Path, max_files: int, max_bytes: int) -> None:
+    """Unpack a zip file that somebody sent to a folder that stays, under the same rules and within closer limits."""
+    try:
+        with ZipFile(path) as archive:
+            sizes = [info.file_size for info in archive.infolist() if not info.is_dir()]
+    except Exception as err:
+        raise UserError(f"{path}: not a zip file we can read, or damaged ({err}); pack or copy it again") from None
+    if len(sizes) > max_files:
+        raise UserError(f"{path}: holds {len(sizes):,} files, over the limit of {max_files:,}; send fewer at a time")
+    if sum(sizes) > max_bytes:
+        raise UserError(f"{path}: unpacks to {_giga(sum(sizes))}, over the limit of {_giga(max_bytes)}; send fewer at a time")
+    folder.mkdir()
+    _unpack(path, folder)
+
+
 _archives: dict[str, str] = {}  # from the start of a file's path in a temporary folder to the start of the name it is reported by
 
 

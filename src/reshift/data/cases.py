@@ -1,6 +1,7 @@
 """A case is one image with its labels. Here is what is done with lists of cases: splits, folds, slices, fingerprints."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,19 @@ def expand_volumes(cases: Sequence[Case], config: DataConfig, errors: list[str] 
                     pool.shutdown(cancel_futures=True)
                     raise
                 errors.append(str(err))
+    return _with_positions(found) if config.position == "name" else found
+
+
+def _with_positions(cases: Sequence[Case]) -> list[Case]:
+    """Images by themselves get the last number in their file's name as position; two at one place are a mistake."""
+    found, seen = list[Case](), dict[tuple[str, float], Case]()
+    for case in cases:
+        numbers = re.findall(r"[0-9]+", case.image.stem) if case.slice is None else []
+        named = case._replace(position=float(numbers[-1])) if numbers and case.position is None else case
+        if named.position is not None and (other := seen.setdefault((named.subject, named.position), named)) is not named:
+            both = f"{other.name} and {named.name} of subject '{named.subject}' both have the slice number {named.position:g}"
+            raise UserError(f"{both}; set data.position=column, or rename the files")
+        found.append(named)
     return found
 
 

@@ -1,22 +1,27 @@
 """The image that every reader returns: pixels as stored, with what is needed to interpret them; and percentiles of pixels.
 
-A pixel takes up to 40 bytes while it is decoded and prepared, so the largest image takes 4 GB. Threads share one allowance of
-pixels: many small images are read at the same time, or one large one.
+Pixels stay 8 or 16 bits wide, as stored, until the few rows at hand are scaled (docs/security.md has what that takes). Threads
+share one allowance of pixels: many small images are read at the same time, or one large one.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Condition, local
+from threading import Condition, get_ident, local
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.config import DataConfig
+
 LARGEST_16_BIT = 65_535
-MAX_PIXELS = 100_000_000  # a 10,000×10,000 image; more is a mistake or an attack
+MAX_PIXELS = DataConfig().max_pixels  # a 10,000×10,000 image; more is a mistake or an attack
 MAX_READING = MAX_PIXELS  # pixels that all threads of a process decode and prepare at the same time
-MAX_WAIT = 60.0  # seconds for other threads to finish; then an image is read all the same
+MAX_WAIT = 10.0  # seconds that an image counts: one that takes longer may be slow to decode, and must not stop the others
+BLOCK = 2**21  # values that are computed with at the same time
 MIN_SIDE = 16  # pixels; a smaller image shows nothing
 TOO_SMALL = f"too small; at least {MIN_SIDE}×{MIN_SIDE} is needed; remove it"
 
@@ -25,7 +30,7 @@ TOO_SMALL = f"too small; at least {MIN_SIDE}×{MIN_SIDE} is needed; remove it"
 class Image:
     """One 2-D image. ``bits`` is the stored depth (8, 16, or 32 for float), which decides how it is scaled."""
 
-    pixels: NDArray[np.float32]  # (H, W, C), stored values
+    pixels: NDArray[Any]  # (H, W, C), stored values: uint8, uint16 or float32
     bits: int
     source: Path
     window: tuple[float, float] | None = None  # grey range to scale by, from the volume it is a slice of
@@ -33,37 +38,44 @@ class Image:
 
 
 _changed = Condition()
-_in_use = 0  # pixels
-_thread = local()  # claimed: this thread's part of them
+_claims: dict[int, tuple[int, float]] = {}  # thread → pixels, and since when
+_thread = local()  # reading: whether it is in a ``reading`` block
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """What a thread decodes in the block counts against ``MAX_READING`` until its end."""
-    global _in_use  # noqa: PLW0603 (one allowance for all threads)
-    _thread.claimed = 0
+    """What a thread decodes in the block counts against ``MAX_READING`` until its end, or for ``MAX_WAIT`` seconds."""
+    _thread.reading = True
     try:
         yield
     finally:
         with _changed:
-            _in_use -= _thread.claimed
-            del _thread.claimed
+            _thread.reading = False
+            _claims.pop(get_ident(), None)
             _changed.notify_all()
 
 
 def claim_pixels(pixels: int) -> None:
     """Before decoding in a ``reading`` block: wait until there is room. A thread that has claimed some already never waits."""
-    global _in_use  # noqa: PLW0603
-    if not hasattr(_thread, "claimed"):
+    if not getattr(_thread, "reading", False):
         return
     with _changed:
-        if not _thread.claimed:
-            _changed.wait_for(lambda: not _in_use or _in_use + pixels <= MAX_READING, MAX_WAIT)
-        _in_use += pixels
-        _thread.claimed += pixels
+        before, since = _claims.get(get_ident(), (0, time.monotonic()))
+        while not before and (left := _seconds_to_wait(pixels)) > 0:
+            _changed.wait(left)
+        _claims[get_ident()] = before + pixels, since if before else time.monotonic()
 
 
-def percentiles(values: NDArray[np.float32], wanted: tuple[float, ...]) -> NDArray[np.float64]:
+def _seconds_to_wait(pixels: int) -> float:
+    """0 where there is room, else the time until the oldest claim no longer counts."""
+    now = time.monotonic()
+    counted = [(claimed, since) for claimed, since in _claims.values() if now - since < MAX_WAIT]
+    if not counted or sum(claimed for claimed, _ in counted) + pixels <= MAX_READING:
+        return 0.0
+    return max(1e-3, min(since for _, since in counted) + MAX_WAIT - now)
+
+
+def percentiles(values: NDArray[Any], wanted: tuple[float, ...]) -> NDArray[np.float64]:
     """``np.percentile`` to the bit. Most images hold whole numbers, and counting those is faster than sorting them."""
     counts = _count_whole_numbers(values)
     if counts is None:
@@ -77,9 +89,20 @@ def percentiles(values: NDArray[np.float32], wanted: tuple[float, ...]) -> NDArr
     return np.asarray(np.where(fraction >= 0.5, high - step * (1.0 - fraction), low + step * fraction))
 
 
-def _count_whole_numbers(values: NDArray[np.float32]) -> NDArray[np.int64] | None:
+def _count_whole_numbers(values: NDArray[Any]) -> NDArray[np.int64] | None:
     """How often each 16-bit whole number occurs; None when there are other values."""
     if not values.size or not (values.min() >= 0.0 and values.max() <= LARGEST_16_BIT):  # false for NaN too
         return None
-    whole = values.astype(np.uint16)
-    return np.bincount(whole.ravel()) if np.array_equal(whole, values) else None
+    length, counts = int(values.max()) + 1, np.zeros(1, np.int64)
+    for rows in row_blocks(values):  # counting takes eight bytes for every value
+        whole = rows.astype(np.uint16)
+        if not np.array_equal(whole, rows):
+            return None
+        counts = counts + np.bincount(whole.ravel(), minlength=length)
+    return counts
+
+
+def row_blocks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Rows that follow each other, some ``BLOCK`` values at a time: what is computed from them takes little memory."""
+    step = max(1, BLOCK * len(values) // max(1, values.size))
+    return (values[at : at + step] for at in range(0, len(values), step))

@@ -139,8 +139,8 @@ class _BidsFile(NamedTuple):
 
 def _bids(folder: Path, children: Sequence[Path]) -> list[Case]:
     subjects = [path for path in children if path.name.startswith("sub-")]
-    beside = [file for subject in subjects for file in _nifti_files(subject)]
-    images = [file for file in beside if file.stem.rsplit("_", 1)[-1] in CONTRASTS and not _is_mask(file)]
+    files = [file for subject in subjects for file in _nifti_files(subject)]
+    images = [file for file in files if file.stem.rsplit("_", 1)[-1] in CONTRASTS and not _is_mask(file)]
     kinds = Counter(file.stem.rsplit("_", 1)[-1] for file in images)
     if not kinds:
         raise UserError(f"{folder}: a BIDS folder without {', '.join(CONTRASTS)} images in sub-*/anat; add them")
@@ -148,7 +148,7 @@ def _bids(folder: Path, children: Sequence[Path]) -> list[Case]:
         each = " and ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
         raise UserError(f"{folder}: holds {each} images; a model is trained on one kind, list one in a manifest.csv")
     derived = [file for root in children if root.name == "derivatives" for file in _nifti_files(root)]
-    masks = [file for file in beside + derived if _is_mask(file)]
+    masks = [file for file in files + derived if _is_mask(file)]
     table = _participants(folder / "participants.tsv")
     return _bids_cases(folder, images, masks, table)
 

@@ -1,4 +1,4 @@
-"""Prepared images on disk, for training that streams: the next epoch, and the next run, read 64 KB instead of a scan.
+"""Prepared images on disk, for training that streams: the next epoch, and the next run, read 64 KB instead of the file.
 
 An image is found by what decides its pixels: the bytes of its file, its slice, the data settings, and the code and libraries
 that read it. ``RESHIFT_PREPARED_GB`` switches it on and bounds the folder: these are patients' images, and nobody should find
@@ -69,7 +69,7 @@ def _worker_reader(config: DataConfig, cached: bool) -> Callable[[Case], NDArray
 
 def _prepared(case: Case, config: DataConfig) -> NDArray[np.float32]:
     with reading():
-        return prepare(read_image(case.image, case.slice), config).pixels
+        return prepare(read_image(case.image, case.slice, config.max_pixels), config).pixels
 
 
 class PreparedCache:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reshift.data.dicom.header import is_dicom
 from reshift.data.files import list_files
-from reshift.data.image import MIN_SIDE, TOO_SMALL, Image
+from reshift.data.image import MAX_PIXELS, MIN_SIDE, TOO_SMALL, Image
 from reshift.data.nifti import SUFFIXES as NIFTI
 from reshift.data.nifti import is_nifti, read_nifti
 from reshift.data.raster import SUFFIXES as RASTER
@@ -90,9 +90,9 @@ def _missing_slices(inputs: list[Input], damaged: list[Path]) -> list[str]:
     notes = []
     for path, series in inputs if damaged else ():
         folders = {file.parent for file in series.files} if series else set()
-        if beside := [file.name for file in damaged if file.parent in folders]:
-            named = ", ".join(beside[:3]) + (", …" if len(beside) > 3 else "")
-            many = f"{len(beside)} damaged file{'s'[: len(beside) > 1]} beside it ({named})"
+        if names := [file.name for file in damaged if file.parent in folders]:
+            named = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            many = f"{len(names)} damaged file{'s'[: len(names) > 1]} beside it ({named})"
             notes.append(f"{path}: {many} may be slices of it; it is read without them")
     return notes
 
@@ -102,17 +102,20 @@ def is_volume(path: Path) -> bool:
     return is_nifti(path) or (not path.name.lower().endswith(RASTER) and path.is_dir())
 
 
-def open_input(path: Path, series: "Series | None" = None) -> Image | Volume:
-    """Read any file we know, by its name or else by its content; a folder is a DICOM series. Every failure is one line."""
+def open_input(path: Path, series: "Series | None" = None, max_pixels: int = MAX_PIXELS) -> Image | Volume:
+    """Read any file we know, by its name or else by its content; a folder is a DICOM series. Every failure is one line.
+
+    An image of more than ``max_pixels`` is refused unread.
+    """
     try:
-        return _open(path, series)
+        return _open(path, series, max_pixels)
     except UserError:
         raise
     except Exception as err:  # one file must not end a run; what the error quotes may be about the patient
         raise UserError(f"{path}: cannot be read ({type(err).__name__}); damaged or cut short? Remove or replace it") from None
 
 
-def _open(path: Path, series: "Series | None") -> Image | Volume:
+def _open(path: Path, series: "Series | None", max_pixels: int) -> Image | Volume:
     if series is not None:
         from reshift.data.dicom.series import read_series
 
@@ -122,9 +125,9 @@ def _open(path: Path, series: "Series | None") -> Image | Volume:
     if path.is_dir() or (not path.name.lower().endswith(RASTER) and is_dicom(path)):
         from reshift.data.dicom.series import read_dicom, read_series
 
-        found = read_series(path) if path.is_dir() else read_dicom(path)
+        found = read_series(path) if path.is_dir() else read_dicom(path, max_pixels)
         return _checked(found) if isinstance(found, Volume) else found
-    return read_raster(path)
+    return read_raster(path, max_pixels)
 
 
 def _checked(volume: Volume) -> Volume:
@@ -164,11 +167,11 @@ _volumes: "OrderedDict[tuple[Path, int, int], Future[Volume]]" = OrderedDict()
 _lock = Lock()
 
 
-def read_image(path: Path, slice_index: int | None = None) -> Image:
-    """Read one image: a whole file, or a slice of a volume (counted from the most inferior)."""
+def read_image(path: Path, slice_index: int | None = None, max_pixels: int = MAX_PIXELS) -> Image:
+    """Read one image: a whole file of up to ``max_pixels``, or a slice of a volume (counted from the most inferior)."""
     if slice_index is not None:
         return open_volume(path).image(slice_index)
-    found = open_input(path)
+    found = open_input(path, None, max_pixels)
     if isinstance(found, Volume):
         if len(found) > 1:
             raise UserError(f"{path}: a volume of {len(found)} slices, not one image; 'reshift score' takes volumes")

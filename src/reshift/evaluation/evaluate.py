@@ -29,6 +29,7 @@ from reshift.inference.consensus import place, together
 from reshift.inference.model import Model
 from reshift.inference.result import assess
 from reshift.inference.stream import Sample, average_stacks, predict_samples, prepare_sample
+from reshift.inference.tissue import withhold
 from reshift.methods import caveat
 from reshift.system.files import atomic_bytes, atomic_json, atomic_text, writing
 from reshift.system.lock import output_folder
@@ -99,10 +100,11 @@ def _evaluate(
 ) -> tuple[dict[str, Any], list[str]]:
     begun = time.monotonic()
     calibration = model.bundle.calibration
-    pixels = PixelMetrics(calibration.reference.pixel_threshold if calibration else None)
+    thresholds = (calibration.reference.pixel_threshold, calibration.quantile_threshold) if calibration else (None, None)
+    pixels = PixelMetrics(*thresholds)
     rows, errors, features = list[dict[str, Any]](), list[str](), list[NDArray[np.float32]]()
     given, cases = len(cases), expand_volumes(cases, model.bundle.config.data, errors)
-    cases = together(cases) if model.bundle.config.data.consensus else cases
+    cases = together(cases) if model.bundle.config.data.sigma else cases
     with progress("evaluating", len(cases)) as advance:
         for item in _predict(model, cases, errors):
             if item.mask is not None or item.case.label == 0:  # an abnormal image without a mask says nothing about pixels
@@ -126,17 +128,18 @@ def _evaluate(
 def normative_indices(model: Model, training: Sequence[Case]) -> "NormativeIndices":
     """Prepare RQI, AHI and CACI: the feature network, and the training normals that restorations should come close to."""
     from reshift.evaluation.normative import NormativeIndices
-    from reshift.nets.features import efficientnet_lite0
+    from reshift.nets.efficientnet_lite import efficientnet_lite0
     from reshift.nets.lpips import lpips_alexnet
 
     if not model.detector.overrides("pseudo_healthy"):
         raise UserError(f"method '{model.bundle.config.method}' restores no images, so it has no normative indices")
     distance = lpips_alexnet(model.device) if os.environ.get("RESHIFT_LPIPS") else None
     indices = NormativeIndices(efficientnet_lite0(model.device), distance)
-    training = expand_volumes(training, model.bundle.config.data)
+    data = model.bundle.config.data
+    training = expand_volumes(training, data)
     chosen = np.random.default_rng(0).permutation(len(training))[:TRAINING_SAMPLE]
     for i in sorted(chosen):  # slices of one volume together
-        image = prepare(read_image(training[i].image, training[i].slice), model.bundle.config.data).pixels[None]
+        image = prepare(read_image(training[i].image, training[i].slice, data.max_pixels), data).pixels[None]
         indices.add_training(torch.from_numpy(image).to(model.device))
     return indices
 
@@ -182,7 +185,8 @@ def _predict(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator
     """Predict the cases that can be read; what is wrong with the others is appended to ``errors``."""
 
     def read(case: Case) -> Sample[Case]:
-        sample = prepare_sample(case, read_image(case.image, case.slice), model.bundle.config.data)
+        data = model.bundle.config.data
+        sample = prepare_sample(case, read_image(case.image, case.slice, data.max_pixels), data)
         mask, ignore = (_region(model, path, case, sample.prepared) for path in (case.mask, case.ignore))
         sample.image, sample.ignore = None, ignore
         sample.mask = mask & ~ignore if mask is not None and ignore is not None else mask
@@ -190,6 +194,7 @@ def _predict(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator
 
     for sample in average_stacks(model, predict_samples(model, cases, read, embed=True), place):
         if sample.error is None:
+            withhold(sample, model.bundle.calibration)
             yield sample
         else:
             errors.append(archive_names(str(sample.error)))
@@ -224,6 +229,8 @@ def _warnings(bundle: Bundle, rows: Sequence[dict[str, Any]], errors: Sequence[s
     # Of normals only: an abnormal image may differ because of its lesion, a normal one should not.
     unlike = run_warning([row["differs"] for row in rows if row["label"] == 0 and row["differs"] is not None])
     out += [unlike] if unlike else []
+    if unjudged := sum(row["not_judged"] is not None for row in rows):
+        out.append(f"{unjudged} test image(s) have too little tissue to be judged; they count as not flagged")
     out += [text] if (text := caveat(bundle.config.method)) else []
     if errors:
         out.append(f"{len(errors)} test image(s) could not be scored and are left out; the first: {errors[0]}")

@@ -5,9 +5,9 @@ reported with them. Images are ``(B, C, H, W)`` in [-1, 1]; what cannot be compu
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from reshift.nets.features import FeatureNet, unit_difference, upsampled_sum
+from reshift.evaluation.metrics.table import select_metrics
+from reshift.nets.features import unit_difference, upsampled_sum
 from reshift.nets.lpips import Distance, Lpips
 
 READING = "our reading of Bercea et al. 2025; combinations inferred"
@@ -26,10 +27,22 @@ SETS = ("training", "unseen", "abnormal", "restored")  # N, UN, P and RP of AHI
 Rows = NDArray[np.float64]  # (n, d)
 
 
+class ImageFeatures(Protocol):
+    """What the indices need of a feature network. Images are ``(B, C, H, W)`` in [-1, 1] with one or three channels."""
+
+    name: str
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """Feature maps of some layers, each ``(B, c, h, w)``."""
+
+    def vector(self, x: Tensor) -> Tensor:
+        """One pooled feature vector per image, ``(B, d)``."""
+
+
 # ---- distances of two images ---------------------------------------------------------------------------------------------
 
 
-def perceptual_distance(net: FeatureNet | Lpips, a: Tensor, b: Tensor) -> Distance:
+def perceptual_distance(net: ImageFeatures | Lpips, a: Tensor, b: Tensor) -> Distance:
     """LPIPS itself when ``net`` is ``Lpips``; else its form without fitted heads: the mean over the layers, not the sum."""
     if isinstance(net, Lpips):
         found: Distance = net(a, b)
@@ -128,6 +141,25 @@ def _mean(values: Sequence[float]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
+class Ingredients(NamedTuple):
+    """What the indices of the metrics table are computed from."""
+
+    values: Mapping[str, Sequence[float]]  # per image
+    fd: Mapping[str, float | None]  # Fréchet distances to the training normals
+
+    def rqi(self) -> float | None:
+        """Restoration quality."""
+        return rqi(self.values.get("distance", []), self.values.get("distance_to_black", []))
+
+    def ahi(self) -> float | None:
+        """Anomaly to healthy."""
+        return ahi(self.fd["abnormal"], self.fd["restored"], self.fd["unseen"])
+
+    def caci(self) -> float | None:
+        """Conservation and correction, averaged over images."""
+        return _mean(self.values.get("caci", []))
+
+
 @dataclass
 class NormativeIndices:
     """Add batches in any order, then read ``result``. It keeps features and values, no images.
@@ -135,7 +167,7 @@ class NormativeIndices:
     ``net`` gives the features of AHI, ``distance`` (say, LPIPS) the perceptual distance; without it, ``net`` gives both.
     """
 
-    net: FeatureNet
+    net: ImageFeatures
     distance: Lpips | None = None
     seed: int = 0  # of the draw that cuts the sets of AHI to one size
     features: dict[str, list[Rows]] = field(default_factory=dict)
@@ -190,9 +222,7 @@ class NormativeIndices:
         sets, means = self._equal_sets(), {name: _mean(values) for name, values in self.values.items()}
         fd = {name: frechet_distance(sets[name], sets["training"]) for name in SETS[1:]}
         return {
-            "rqi": rqi(self.values.get("distance", []), self.values.get("distance_to_black", [])),
-            "ahi": ahi(fd["abnormal"], fd["restored"], fd["unseen"]),
-            "caci": means.get("caci"),
+            **{metric.name: metric.measure(Ingredients(self.values, fd)) for metric in select_metrics("normative")},
             "features": self.net.name,
             "reading": READING,
             "ingredients": {

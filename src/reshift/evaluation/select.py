@@ -63,7 +63,8 @@ def measure(model: Model, data: Path, seed: int = 0) -> dict[str, Any]:
     kept, held = split_normals(expand_volumes(learned, config.data), config, data)
     if not held:
         raise UserError(f"{data}: no normals are held out to judge on; set data.holdout above 0")
-    normals = np.stack([prepare(read_image(case.image, case.slice), config.data).pixels for case in held])
+    limit = config.data.max_pixels
+    normals = np.stack([prepare(read_image(case.image, case.slice, limit), config.data).pixels for case in held])
     rounds = -(-MIN_SHIFTED // len(normals))
     with progress(f"measuring on {len(normals)} normals", 1 + len(KINDS)) as advance:
         plain, _ = _run(model, normals)

@@ -33,6 +33,11 @@ FEATURE_LENGTH = 1280  # of the feature network, see ``Model.launch_features``
 Rows = NDArray[np.float64]
 
 
+def tissue_share(descriptor: Rows) -> float:
+    """The share of the image that is not dark, of what ``describe`` returns."""
+    return float(descriptor[-1])
+
+
 def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
     if any(a > b for a, b in pairwise(values)):
         raise ValueError("is not sorted")
@@ -58,7 +63,7 @@ def describe(pixels: NDArray[np.float32]) -> Rows:
     steep = np.square(right - left) + np.square(below - above)
     bent = np.abs(4 * grey[1:-1, 1:-1] - left - right - above - below)
     slope_squared, bend = (float(np.median(v[core])) if core.any() else 0.0 for v in (steep, bent))
-    # Sharpness is slope per contrast, noise what a second difference leaves of a smooth picture; both as medians.
+    # Sharpness is slope per contrast, noise what a second difference leaves of a smooth image; both as medians.
     sharpness = np.sqrt(slope_squared) / contrast
     texture = (np.log(contrast), np.log(sharpness + 1e-3), np.log(bend + 1e-3), share)
     return np.array([*quantiles, *texture])

@@ -1,14 +1,19 @@
 """Slices of a stack agree: a lesion goes on in the next slice, noise does not, so maps are averaged along the stack."""
 
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reshift.data.cases import Case
+from reshift.data.read import open_volume
 
 REACH = 3.0  # in σ; slices farther away have no weight
+MIN_SHARE = 0.5  # of the slices that need a neighbour for the consensus to be on by itself
+OPENED = 5  # volumes whose spacing is looked up
+MAX_SPACING = 5.0  # mm between slices; over 7.5 mm small lesions were lost (docs/research.md)
 
 
 class Place(NamedTuple):
@@ -37,6 +42,20 @@ def stacks(cases: Sequence[Case]) -> list[list[int]]:
 def together(cases: Sequence[Case]) -> list[Case]:
     """The same cases, those of a stack one after another, so that only one stack's maps have to be kept."""
     return [cases[i] for stack in stacks(cases) for i in stack]
+
+
+def auto_sigma(cases: Sequence[Case]) -> float:
+    """1 if at least half of the normals have a neighbour one slice away and volumes have thin slices, else 0."""
+    near, volumes = 0, dict[Path, None]()
+    for stack in stacks(cases):
+        places = [lies.position for i in stack if (lies := place(cases[i])) is not None]
+        known = np.sort(np.array(places))
+        gaps = np.diff(known, prepend=-np.inf, append=np.inf)
+        near += int((np.minimum(gaps[:-1], gaps[1:]) <= 1.0).sum())
+        volumes |= {cases[i].image: None for i in stack if cases[i].slice is not None}
+    spacings = [open_volume(path).spacing[0] for path in list(volumes)[:OPENED]]
+    thin = not spacings or float(np.median(spacings)) <= MAX_SPACING
+    return 1.0 if thin and near >= MIN_SHARE * len(cases) else 0.0
 
 
 def smooth(maps: NDArray[np.float32], positions: Sequence[float], sigma: float) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshift.config import DataConfig
 from reshift.data.dicom.header import is_dicom
@@ -20,14 +21,20 @@ from reshift.data.read import open_input
 from reshift.data.volume import Volume
 from reshift.errors import UserError
 from reshift.inference.calibration import Calibration
-from reshift.inference.inputs import ScoreCase
-from reshift.inference.overlay import overlay, png, wants_overlay
+from reshift.inference.findings.case import image_findings
+from reshift.inference.inputs import ScoreCase, result_stem
+from reshift.inference.labels import draw_overlay
+from reshift.inference.outputs import DEFAULTS, Outputs
+from reshift.inference.overlay import png, wants_overlay
+from reshift.inference.preview import preview_tile, save_preview, slice_label
 from reshift.inference.records import Record, new_record
 from reshift.inference.result import finish
 from reshift.inference.stream import READ_AHEAD, Sample, grouped, prepare_sample, read_sample
+from reshift.system.cores import cores
 from reshift.system.files import atomic_bytes, writing
-from reshift.system.workers import WorkerPool, in_order, worker_processes
+from reshift.system.workers import MAX_WORKERS, WorkerPool, as_ready, worker_processes
 
+SPARE = 4  # threads more than cores: those that wait for a slow file hold up nobody
 CHUNK = 8  # images a worker process is asked for at once: every message costs the main process time
 MAX_BYTES = 2**30  # of images that wait to be predicted, and as many to be written
 
@@ -42,6 +49,7 @@ class Task(NamedTuple):
     calibration: Calibration | None
     dicom: bool  # also write DICOM results of DICOM images
     overlays: str = "all"  # one of overlay.OVERLAYS
+    outputs: Outputs = DEFAULTS
 
 
 class IsVolumeError(UserError):
@@ -51,7 +59,7 @@ class IsVolumeError(UserError):
 def read_case(task: Task, case: ScoreCase) -> Sample[ScoreCase]:
     """Read and prepare one image."""
     case = case.with_content()
-    image = open_input(case.path)
+    image = open_input(case.path, None, task.data.max_pixels)
     if isinstance(image, Volume):
         raise IsVolumeError(f"{case.path}: is a volume")
     return prepare_sample(case, image, task.data)
@@ -62,24 +70,39 @@ def write_case(task: Task, sample: Sample[ScoreCase]) -> Record:
     case, calibration = sample.case, task.calibration
     assert sample.image is not None
     result = finish(sample, calibration)
-    place, buffer, error = f"maps/{case.name}.npy", io.BytesIO(), None
-    np.save(buffer, result.heatmap)
-    _write(task.out / place, buffer.getvalue())
+    place, error, found = f"maps/{case.name}.npy", None, None
+    _write(task.out / place, _npy_header(result.heatmap), np.ascontiguousarray(result.heatmap).data)
     if calibration is not None and wants_overlay(task.overlays, flagged=bool(result.flag)):
-        shown = overlay(sample.image.pixels, result.heatmap, calibration.heat_scale, sample.image.window)
-        _write(task.out / "overlays" / f"{case.name}.png", png(shown))
+        image, numbers = sample.image, result.numbers()
+        shown = draw_overlay(image.pixels, result.heatmap, numbers, calibration, image.window, labels=task.outputs.labels)
+        _write(task.out / "overlays" / f"{result_stem(case.name)}.png", png(shown))
+    if calibration is not None:
+        threshold = calibration.reference.pixel_threshold
+        found = image_findings(case.path, result.heatmap, threshold, task.outputs.min_diameter)
+        if task.outputs.preview:
+            label = slice_label(None, result.p_value)
+            save_preview(task.out, result_stem(case.name), [preview_tile(sample.image, result.heatmap, calibration, label)])
     if calibration is not None and task.dicom and is_dicom(case.path):
-        from reshift.inference.dicom_export import export_result
+        from reshift.inference.dicom_export.export import Result, export_result
 
-        error = export_result(task.out / "dicom" / case.name, sample.image, result.heatmap, calibration)
-    return new_record(case, map=place, seconds=round(sample.seconds, 4), error=error, **result.numbers())
+        made = Result(sample.image, result.heatmap, found, {"score": result.score, "p_value": result.p_value})
+        error = export_result(task.out / "dicom" / case.name, made, task.outputs.dicom_setup(calibration))
+    values = {"error": error, **result.numbers(), "findings": found and found.findings}
+    return new_record(case, map=place, seconds=round(sample.seconds, 4), **values)
 
 
-def _write(target: Path, content: bytes) -> None:
+def _npy_header(array: NDArray[np.float32]) -> bytes:
+    """What ``np.save`` writes before the values."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array)))
+    return buffer.getvalue()
+
+
+def _write(target: Path, *content: bytes | memoryview) -> None:
     if not target.parent.exists():
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_bytes(target, content, durable=False)
+    atomic_bytes(target, *content, durable=False)
 
 
 class ImagePool:
@@ -87,8 +110,10 @@ class ImagePool:
 
     def __init__(self, task: Task, batch: int, images: int) -> None:
         self.task, self.batch = task, batch
+        processes = 0 if task.dicom else worker_processes(images, gpu=batch > 1)
+        self.pool = WorkerPool(processes, min(MAX_WORKERS, cores()) + SPARE)
         # highdicom makes no promise about threads or forks: DICOM results are written by one thread.
-        self.pool = WorkerPool(0 if task.dicom else worker_processes(images, gpu=batch > 1), 1 if task.dicom else None)
+        self.writers = self.pool if self.pool.processes else WorkerPool(0, 1 if task.dicom else None)
         self.ahead = 2 * self.pool.size * CHUNK if self.pool.processes else batch + READ_AHEAD  # images
         self.largest = 1  # bytes of an image, as far as seen
 
@@ -97,6 +122,7 @@ class ImagePool:
 
     def __exit__(self, *_: object) -> None:
         self.pool.close()
+        self.writers.close()
 
     @property
     def max_pending(self) -> int:
@@ -104,10 +130,10 @@ class ImagePool:
         return max(1, min(self.ahead, MAX_BYTES // self.largest))
 
     def read(self, cases: Sequence[ScoreCase]) -> Iterator[list[Sample[ScoreCase]]]:
-        """All cases, in order, in batches."""
+        """All cases in batches; in order, unless one takes long to read."""
         chunk = min(CHUNK, self.batch) if self.pool.processes else 1
         futures = (self._submit_read(group) for group in grouped(cases, chunk))
-        read: Iterator[list[Sample[ScoreCase]]] = in_order(futures, lambda: self.max_pending // chunk)
+        read: Iterator[list[Sample[ScoreCase]]] = as_ready(futures, lambda: self.max_pending // chunk)
         return grouped(map(self._note_size, chain.from_iterable(read)), self.batch)
 
     def _submit_read(self, cases: list[ScoreCase]) -> "Future[list[Sample[ScoreCase]]]":
@@ -122,7 +148,7 @@ class ImagePool:
     def write(self, samples: Sequence[Sample[ScoreCase]]) -> list[Written]:
         """Start to write: a process writes what it has read, in one message; threads take one image each."""
         if not self.pool.processes:
-            return [([s.case], self.pool.submit(0, _write_all, self.task, [s])) for s in samples]
+            return [([s.case], self.writers.submit(0, _write_all, self.task, [s])) for s in samples]
         by_worker: dict[int, list[Sample[ScoreCase]]] = {}
         for sample in samples:
             by_worker.setdefault(sample.worker, []).append(sample)

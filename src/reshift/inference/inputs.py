@@ -8,16 +8,18 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from reshift.data.archive import archive_names
+from reshift.data.dicom.header import SUFFIXES as DICOM
 from reshift.data.files import list_files
 from reshift.data.manifest import load_cases
 from reshift.data.nifti import SUFFIXES as NIFTI
+from reshift.data.raster import SUFFIXES as RASTER
 from reshift.data.read import Input, is_volume, list_inputs
 from reshift.errors import UserError
 
 MAX_NAME = 240  # bytes of a result's name or folder; file systems allow 255
 
 
-RESULTS = ("maps", "overlays", "dicom")  # folders in the output folder
+RESULTS = ("maps", "overlays", "dicom", "previews")  # folders in the output folder
 
 
 class Content(NamedTuple):
@@ -105,14 +107,21 @@ def _would_grow(folder: Path, out: Path) -> bool:
     return folder.is_dir() and (folder == out or any(out / name in (folder, *folder.parents) for name in RESULTS))
 
 
+def result_stem(name: str) -> str:
+    """The name of a case or of its heat-map without endings (``a/scan.png.npy`` → ``a/scan``); overlays are named by it."""
+    stem = name.removesuffix(".npy").removesuffix(".nii.gz")
+    ending = PurePosixPath(stem).suffix
+    return stem.removesuffix(ending) if ending.lower() in (*RASTER, *DICOM) else stem
+
+
 def free_name(name: str, taken: set[str]) -> str:
-    """Return ``name``, or the first of ``a~2.png``, ``a~3.png``, … that is not taken, and take it."""
+    """Return ``name``, or the first of ``a~2.png``, ``a~3.png``, … whose stem is not taken, and take that stem."""
     path, count, free = PurePosixPath(name), 1, name
     suffix = ".nii.gz" if name.endswith(".nii.gz") else path.suffix
-    while free in taken:
+    while result_stem(free) in taken:
         count += 1
         free = path.with_name(f"{path.name.removesuffix(suffix)}~{count}{suffix}").as_posix()
-    taken.add(free)
+    taken.add(result_stem(free))
     return free
 
 

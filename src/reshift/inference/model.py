@@ -23,7 +23,7 @@ from reshift.inference.stream import Sample, grouped, predict_batches, prepare_s
 from reshift.kernels import accelerate
 from reshift.kernels.graphs import GraphCache
 from reshift.methods.detector import Detector
-from reshift.nets.features import FeatureNet, efficientnet_lite0
+from reshift.nets.efficientnet_lite import EfficientNetLite0, efficientnet_lite0
 from reshift.system.device import AsyncCopy, device_scope, pick_device, scoring, to_device, upload
 from reshift.system.progress import counted
 
@@ -87,11 +87,13 @@ class Model:
             found = self.detector.features(upload(pixels, self.device))
         return None if found is None else np.asarray(found.float().cpu().numpy())
 
-    def scores_of(self, heatmaps: NDArray[np.float32]) -> list[float]:
-        """The scores of ``(n, S, S)`` heat-maps, for a method whose score follows from its heat-map."""
+    def rescore(self, scores: list[float], before: NDArray[np.float32], after: NDArray[np.float32]) -> list[float]:
+        """The scores of images whose ``(n, S, S)`` heat-maps were ``before`` and become ``after``, for a method that can."""
         with device_scope(self.device), torch.inference_mode():
-            parts = [self.detector.score_of(part) for part in upload(heatmaps, self.device).split(self.batch)]
-        return [score for part in parts for score in part.double().cpu().tolist()]
+            known = torch.tensor(scores, dtype=torch.float32, device=self.device)
+            parts = (known.split(self.batch), *(upload(maps, self.device).split(self.batch) for maps in (before, after)))
+            found = [self.detector.rescore(*part) for part in zip(*parts, strict=True)]
+        return [score for part in found for score in part.double().cpu().tolist()]
 
     def restored(self, x: torch.Tensor) -> torch.Tensor:
         """Pseudo-healthy versions of images that are on the model's device."""
@@ -105,7 +107,7 @@ class Model:
         return self.bundle.calibration.acquisition if self.bundle.calibration else None
 
     @cached_property
-    def feature_network(self) -> FeatureNet | None:
+    def feature_network(self) -> EfficientNetLite0 | None:
         """The network of the acquisition check: where the bundle has its reference, or where one is about to be made."""
         known = self.acquisition
         wanted = self.bundle.config.calibrate.features == "auto" if known is None else known.features is not None
@@ -117,7 +119,7 @@ class Model:
 
     def warnings(self) -> list[str]:
         """What the model's training and this installation leave out, one line each."""
-        notes, sigma = self.bundle.notes(), self.bundle.config.data.consensus
+        notes, sigma = self.bundle.notes(), self.bundle.config.data.sigma
         if sigma:
             averaged = f"thresholds are of slices averaged with their neighbours (data.consensus = {sigma:g})"
             notes = [*notes, f"{averaged}: an image by itself may be flagged too often"]
@@ -136,9 +138,9 @@ def load_model(path: Path, device: str = "auto", reference: str | None = None) -
 
 def check_consensus(detector: Detector, config: Config) -> None:
     """Refuse to average heat-maps where the score could not follow."""
-    if config.data.consensus and not detector.overrides("score_of"):
-        why = f"method '{config.method}' has no rule that scores an averaged map (score_of)"
-        raise UserError(f"data.consensus = {config.data.consensus:g}: {why}; set data.consensus=0")
+    if config.data.sigma and not detector.overrides("rescore"):
+        why = f"method '{config.method}' has no rule that scores an averaged map (rescore)"
+        raise UserError(f"data.consensus = {config.data.sigma:g}: {why}; set data.consensus=0")
 
 
 def _as_image(item: Any) -> Image:

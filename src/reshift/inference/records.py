@@ -14,9 +14,10 @@ from reshift.system.files import append_bytes, json_line, writing
 Record = dict[str, Any]
 FIELDS = (
     "input", "slice", "score", "p_value", "flag", "map", "seconds", "error", "shift", "unlike", "shift_features", "differs",
-    "size", "modified", "sha256",
+    "size", "modified", "sha256", "not_judged", "findings",
 )  # of every line  # fmt: skip
-EARLIER_FIELDS = FIELDS[:-3]  # of lines that were written before the content of a file was recorded
+# Of lines by earlier versions: without findings and not_judged, and without a file's content.
+EARLIER_FIELDS = (FIELDS[:-2], FIELDS[:-5])
 
 
 def new_record(case: ScoreCase, **values: Any) -> Record:
@@ -119,7 +120,7 @@ def _parsed(line: bytes) -> Record | None:
         record = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and tuple(record) in (FIELDS, EARLIER_FIELDS) else None
+    return record if isinstance(record, dict) and tuple(record) in (FIELDS, *EARLIER_FIELDS) else None
 
 
 def _finished(record: Record) -> str | None:

@@ -10,6 +10,7 @@ from reshift.data.prepare import restore
 from reshift.inference.acquisition import check_acquisition
 from reshift.inference.calibration import Calibration
 from reshift.inference.stream import Sample
+from reshift.inference.tissue import withhold
 
 
 class Assessment(NamedTuple):
@@ -21,13 +22,15 @@ class Assessment(NamedTuple):
     unlike: bool | None = None  # surely another kind of image
     shift_features: float | None = None  # as shift, by a network's features; a lesion can make it small, too
     differs: tuple[str, ...] | None = None  # in what it is unlike the training images: "grey", "features"
+    not_judged: str | None = None  # why, where the calibration says nothing about such an image
 
 
 def assess(sample: Sample[Any], calibration: Calibration | None) -> Assessment:
     """Compare an image's score, grey-value descriptor and network features with those of the calibration normals."""
     if calibration is None:
         return Assessment()
-    found = Assessment(calibration.p_value(sample.score), sample.score > calibration.reference.image_threshold)
+    flag = sample.score > calibration.reference.image_threshold
+    found = Assessment(calibration.p_value(sample.score), flag, not_judged=sample.not_judged)
     if calibration.acquisition is None:
         return found
     return found._replace(**check_acquisition(calibration.acquisition, sample.descriptor, sample.features)._asdict())
@@ -45,6 +48,7 @@ class Result:
     unlike: bool | None = None
     shift_features: float | None = None
     differs: tuple[str, ...] | None = None
+    not_judged: str | None = None
 
     def numbers(self) -> dict[str, Any]:
         """Everything but the heat-map, as a record holds it."""
@@ -53,5 +57,6 @@ class Result:
 
 def finish(sample: Sample[Any], calibration: Calibration | None) -> Result:
     """The last step of a sample's way: the heat-map on the image's own pixels, and what the calibration says."""
+    withhold(sample, calibration)
     heatmap = restore(sample.heatmap, sample.prepared.geometry)
     return Result(score=sample.score, heatmap=heatmap, **assess(sample, calibration)._asdict())

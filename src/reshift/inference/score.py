@@ -14,9 +14,11 @@ from reshift.data.volume import Volume
 from reshift.errors import UserError
 from reshift.inference.acquisition import run_warning
 from reshift.inference.bundle import Bundle
+from reshift.inference.findings.files import write_findings
 from reshift.inference.images import ImagePool, IsVolumeError, Task, Written
-from reshift.inference.inputs import ScoreCase, file_content, find_cases, free_name, read_content
+from reshift.inference.inputs import ScoreCase, file_content, find_cases, free_name, read_content, result_stem
 from reshift.inference.model import Model
+from reshift.inference.outputs import DEFAULTS, Outputs
 from reshift.inference.overlay import OVERLAYS
 from reshift.inference.records import (
     Entry,
@@ -28,11 +30,14 @@ from reshift.inference.records import (
     read_sha256,
     sort_records,
 )
-from reshift.inference.stream import Sample, predict_batches
+from reshift.inference.stream import predict_batches
 from reshift.inference.volumes import score_volume
-from reshift.system.files import atomic_json, writing
+from reshift.system.files import atomic_json, remove_temporary_files, writing
 from reshift.system.lock import output_folder
 from reshift.system.progress import progress
+from reshift.system.workers import WorkerPool, as_ready
+
+MAX_SLOW_VOLUMES = 1  # that may take long to read while others are scored; each is in memory
 
 
 class Summary(NamedTuple):
@@ -52,6 +57,7 @@ class Run(NamedTuple):
     dicom: bool  # also write DICOM results of DICOM files
     notes: list[str]
     overlays: str = "all"  # one of overlay.OVERLAYS
+    outputs: Outputs = DEFAULTS
 
 
 Scored = Iterator[tuple[ScoreCase, list[Record]]]  # in any order
@@ -60,22 +66,24 @@ Engine = Callable[[Run, Sequence[ScoreCase]], Scored]
 
 def score(
     model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False, overlays: str = "all",
-    engine: Engine | None = None,
+    outputs: Outputs = DEFAULTS, engine: Engine | None = None,
 ) -> Summary:  # fmt: skip
     """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM files get DICOM results in ``out/dicom``.
 
-    ``overlays`` of "all" cases, of those "flagged", or of "none". An ``engine`` other than this process may write heat-maps
-    anywhere; records are written here alone.
+    ``overlays`` of "all" cases, of those "flagged", or of "none"; with ``labels`` they tell score and p-value. An ``engine``
+    other than this process may write heat-maps anywhere; records are written here alone.
     """
     if overlays not in OVERLAYS:
         raise UserError(f"overlays '{overlays}' is not known; use {', '.join(OVERLAYS[:-1])} or {OVERLAYS[-1]}")
     if dicom:
-        _check_dicom(model.bundle)
+        _check_dicom(model.bundle, outputs)
     notes: list[str] = []
     cases = find_cases(inputs, notes, out)
     with output_folder(out):
-        _claim(out, model.bundle)
-        return _score_missing(Run(model, out, dicom, notes, overlays), cases, engine or score_cases)
+        with writing(out):
+            remove_temporary_files(out)
+        outputs = outputs._replace(model=_claim(out, model.bundle, outputs))
+        return _score_missing(Run(model, out, dicom, notes, overlays, outputs), cases, engine or score_cases)
 
 
 def _score_missing(run: Run, cases: Sequence[ScoreCase], engine: Engine) -> Summary:
@@ -90,6 +98,8 @@ def _score_missing(run: Run, cases: Sequence[ScoreCase], engine: Engine) -> Summ
     mine = dict.fromkeys(case.source for case in cases)
     others = [name for name in known if name not in mine]  # of earlier runs into this folder; they come first
     tally = sort_records(records, known, [*others, *mine])
+    if run.model.bundle.calibration is not None:
+        write_findings(run.out, run.model.bundle.calibration.reference.pixel_threshold, run.outputs.min_diameter)
     return Summary(len(known), tally.failures, run_warning(tally.differs), run.notes)
 
 
@@ -129,18 +139,19 @@ def _has_changed(case: ScoreCase, entry: Entry | None, records: Path) -> bool:
 
 
 def _remove_results(out: Path, heatmap: str) -> None:
-    """Remove what an input has in ``maps``, ``overlays`` and ``dicom``: the new run may not write all of it again."""
+    """Remove what an input has in the folders of results: the new run may not write all of it again."""
     name = heatmap.removeprefix("maps/").removesuffix(".npy")
+    shown = [out / "overlays" / f"{stem}.png" for stem in (result_stem(name), name)]  # the latter as earlier versions named it
     with writing(out / heatmap):
         exported = (out / "dicom" / name.removesuffix(".nii.gz")).glob("*.dcm")
-        for path in (out / heatmap, out / "overlays" / f"{name}.png", *(path for path in exported if path.is_file())):
+        pictures = [*shown, *(out / "previews" / path.name for path in shown)]
+        for path in (out / heatmap, *pictures, *(path for path in exported if path.is_file())):
             path.unlink(missing_ok=True)
 
 
 def _missing(cases: Sequence[ScoreCase], known: dict[str, Entry]) -> list[ScoreCase]:
     """The cases without a finished record, with names that no earlier result has."""
-    places = [entry.map.removeprefix("maps/") for entry in known.values() if entry.map]
-    taken = {place.removesuffix(suffix) for place in places for suffix in ("", ".npy", ".nii.gz")}
+    taken = {result_stem(entry.map.removeprefix("maps/")) for entry in known.values() if entry.map}
     left = [case for case in cases if (entry := known.get(case.source)) is None or not entry.map]
     return [case._replace(name=free_name(case.name, taken)) for case in left]
 
@@ -151,44 +162,64 @@ def _is_empty(out: Path, entry: Entry) -> bool:
     return path.is_file() and path.stat().st_size == 0
 
 
-def _check_dicom(bundle: Bundle) -> None:
+def _check_dicom(bundle: Bundle, outputs: Outputs) -> None:
     """What DICOM results need, before anything is scored."""
     if find_spec("highdicom") is None:
         raise UserError("DICOM results need: pip install 'reshift[dicom]'")
     if bundle.calibration is None:
         raise UserError("DICOM results need a threshold, and the bundle has none; run 'reshift calibrate'")
+    outputs.dicom_setup(bundle.calibration)  # opens the key file of an anonymised export
 
 
-def _claim(out: Path, bundle: Bundle) -> None:
-    """A folder belongs to one model with one calibration: the numbers of two could not be told apart."""
-    settings = "".join(part.model_dump_json() for part in (bundle.config, bundle.calibration) if part is not None)
+def _claim(out: Path, bundle: Bundle, outputs: Outputs) -> str:
+    """A folder belongs to one model with one calibration: the numbers of two could not be told apart. Return their hash."""
+    exclude = {"data": {"max_pixels"}}  # it changes no score; and settings that an old bundle does not know change none
+    config = bundle.config.model_dump_json(exclude=exclude, exclude_unset=True)
+    settings = config + (bundle.calibration.model_dump_json(exclude_unset=True) if bundle.calibration else "")
     mine = {"model_sha256": bundle.fingerprint, "settings_sha256": hashlib.sha256(settings.encode()).hexdigest()}
-    stamp = out / "scored-by.json"
+    name, stamp = hashlib.sha256("".join(mine.values()).encode()).hexdigest(), out / "scored-by.json"
     try:
         theirs = json.loads(stamp.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
         theirs = None
+    earlier = {name: theirs.pop(name) for name in outputs.stamp() if name in theirs} if isinstance(theirs, dict) else {}
     if (out / "scores.jsonl").exists() and theirs != mine:
         raise UserError(f"{out}: holds scores of another model or calibration; choose another --out, or delete that folder")
-    atomic_json(stamp, mine)
+    if (out / "scores.jsonl").exists():
+        outputs.refuse_mixed(out, earlier)
+    atomic_json(stamp, {**mine, **outputs.stamp()})
+    return name
 
 
 def score_cases(run: Run, cases: Sequence[ScoreCase]) -> Scored:
     """Score in this process: images in batches, volumes one at a time."""
     for volumes, group in groupby(cases, key=lambda case: case.volume):
-        if volumes:
-            yield from ((case, _score_volume(run, case)) for case in group)
-        else:
-            yield from _score_images(run, list(group))
+        yield from (_score_volumes if volumes else _score_images)(run, list(group))
 
 
-def _score_volume(run: Run, case: ScoreCase) -> list[Record]:
+def _score_volumes(run: Run, cases: Sequence[ScoreCase]) -> Scored:
+    """One at a time; while one takes long to read, the next are scored."""
+    with WorkerPool(threads=1 + MAX_SLOW_VOLUMES) as pool:
+        opened = as_ready((pool.submit(0, _open_volume, case) for case in cases), lambda: 0, MAX_SLOW_VOLUMES)
+        yield from ((case, _score_volume(run, case, volume)) for case, volume in opened)
+
+
+def _open_volume(case: ScoreCase) -> tuple[ScoreCase, Volume | UserError]:
+    case = case.with_content()
     try:
-        case = case.with_content()
         volume = open_input(*case.input)
         assert isinstance(volume, Volume)
+        return case, volume
+    except UserError as err:
+        return case, err
+
+
+def _score_volume(run: Run, case: ScoreCase, volume: Volume | UserError) -> list[Record]:
+    try:
+        if isinstance(volume, UserError):
+            raise volume
         run.notes.extend(getattr(volume, "notes", ()))
-        found = score_volume(run.model, volume, case.name, run.out, dicom=run.dicom, overlays=run.overlays)
+        found = score_volume(run.model, volume, case.name, run.out, dicom=run.dicom, overlays=run.overlays, outputs=run.outputs)
         return [new_record(case, **values) for values in found]
     except UserError as err:
         return [failed_record(case, str(err))]
@@ -198,6 +229,7 @@ def _score_images(run: Run, cases: Sequence[ScoreCase]) -> Scored:
     """Read ahead and write behind. On a CPU an image is recorded before the next is predicted, so that a kill loses less."""
     model = run.model
     writing: deque[Written] = deque()
+    volumes: list[ScoreCase] = []  # DICOM files that turned out to be some; opened again, since a batch of them may not fit
 
     def finish(left: int) -> Scored:
         """Wait for the oldest until only ``left`` images are being written."""
@@ -206,22 +238,18 @@ def _score_images(run: Run, cases: Sequence[ScoreCase]) -> Scored:
             records: list[Record] = future.result()
             yield from ((case, [record]) for case, record in zip(some, records, strict=True))
 
-    task = Task(model.bundle.config.data, run.out, model.bundle.calibration, run.dicom, run.overlays)
+    task = Task(model.bundle.config.data, run.out, model.bundle.calibration, run.dicom, run.overlays, run.outputs)
     with ImagePool(task, model.batch, len(cases)) as pool:
         try:
             for batch in predict_batches(model, pool.read(cases)):
                 writing.extend(pool.write([sample for sample in batch if sample.error is None]))
                 failed = [sample for sample in batch if sample.error is not None]
                 yield from finish(0 if model.batch == 1 or failed else pool.max_pending)
-                yield from ((sample.case, _score_failed(run, sample)) for sample in failed)
+                volumes += [sample.case for sample in failed if isinstance(sample.error, IsVolumeError)]
+                others = [sample for sample in failed if not isinstance(sample.error, IsVolumeError)]
+                yield from ((sample.case, [failed_record(sample.case, str(sample.error))]) for sample in others)
         except (Exception, KeyboardInterrupt):  # what is written is recorded, whatever comes after it
             yield from finish(0)
             raise
         yield from finish(0)
-
-
-def _score_failed(run: Run, sample: Sample[ScoreCase]) -> list[Record]:
-    """A file that cannot be read, or a DICOM file that is a volume: it is opened again, since a batch of them may not fit."""
-    if isinstance(sample.error, IsVolumeError):
-        return _score_volume(run, sample.case)
-    return [failed_record(sample.case, str(sample.error))]
+    yield from _score_volumes(run, volumes)

@@ -18,6 +18,7 @@ from reshift.data.read import Input
 from reshift.errors import UserError
 from reshift.inference.inputs import ScoreCase
 from reshift.inference.model import GPU_BATCH, load_model
+from reshift.inference.outputs import DEFAULTS, Outputs
 from reshift.inference.records import failed_record
 from reshift.inference.score import Run, Scored, score_cases
 from reshift.inference.stream import grouped
@@ -39,10 +40,11 @@ class Setup(NamedTuple):
     shared: SharedFolder
     dicom: bool
     device: str
-    home: Path | None  # where relative names start, if there are any
+    relative: bool  # some names are relative to the driver's current folder
     tries: int
     methods: str  # that the user trusts, see reshift.methods
     overlays: str = "all"
+    outputs: Outputs = DEFAULTS
 
 
 class Engine:
@@ -56,10 +58,11 @@ class Engine:
         """Yield the records of every case as they arrive."""
         if not cases:
             return
-        home = None if all(case.path.is_absolute() for case in cases) else Path.cwd()
+        relative = not all(case.path.is_absolute() for case in cases)
         with shared_folder(run.out) as shared, cluster(self.workers) as ray:
             trusted = os.environ.get(METHODS, "")
-            setup = Setup(self.bundle.resolve(), shared, run.dicom, self.device, home, TRIES, trusted, run.overlays)
+            bundle = self.bundle.resolve()
+            setup = Setup(bundle, shared, run.dicom, self.device, relative, TRIES, trusted, run.overlays, run.outputs)
             yield from _score(ray, setup, share(node_resources(ray), self.workers, self.device), run, cases)
 
 
@@ -102,7 +105,7 @@ def _answers(
         return
     from ray import data
 
-    _hush()
+    _silence_ray_data()
     data.DataContext.get_current().enable_progress_bars = False
     pool = data.ActorPoolStrategy(size=min(each.workers, len(chunks)), max_tasks_in_flight_per_actor=1 if alone else 2)
     scored = data.from_arrow([_table(chunk) for chunk in chunks]).map_batches(
@@ -127,7 +130,7 @@ def _answers(
 def _table(chunk: Sequence[tuple[int, ScoreCase]]) -> Any:
     import pyarrow
 
-    return pyarrow.table({"job": [json.dumps([i, *packed(case)]) for i, case in chunk]})
+    return pyarrow.table({"case": [json.dumps([i, *packed(case)]) for i, case in chunk]})
 
 
 def packed(case: ScoreCase) -> list[Any]:
@@ -148,8 +151,8 @@ def _series(uid: str, modality: str, files: list[str], stacked: bool, folder: st
     return Series(uid, modality, tuple(Path(file) for file in files), stacked, Path(folder))
 
 
-def _hush() -> None:
-    """Keep Ray Data's console lines out of ours; its log files stay."""
+def _silence_ray_data() -> None:
+    """Keep the lines of Ray Data off the console; its log files stay."""
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setLevel(logging.CRITICAL)
@@ -165,8 +168,9 @@ class Worker:
         self.mark = str(setup.shared.notes / ("alone" if alone else "chunk"))
         os.environ[METHODS] = setup.methods
         try:
-            _go_home(setup)
-            self.run = Run(load_model(setup.bundle, setup.device), setup.shared.out, setup.dicom, [], setup.overlays)
+            setup.shared.enter(relative=setup.relative)
+            model = load_model(setup.bundle, setup.device)
+            self.run = Run(model, setup.shared.out, setup.dicom, [], setup.overlays, setup.outputs)
         except UserError as err:
             self.mistake = str(err)
 
@@ -174,7 +178,7 @@ class Worker:
         """Cases in, one answer per case out."""
         import pyarrow
 
-        return pyarrow.table({"answer": [json.dumps(answer) for answer in self._answers(table.column("job").to_pylist())]})
+        return pyarrow.table({"answer": [json.dumps(answer) for answer in self._answers(table.column("case").to_pylist())]})
 
     def _answers(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         if self.run is None:
@@ -192,17 +196,6 @@ class Worker:
         except Exception:  # handed over in words: Ray would wrap it
             answers.append({"crash": traceback.format_exc()})
         return answers
-
-
-def _go_home(setup: Setup) -> None:
-    """Make sure that this machine sees what the driver sees, and stand where it stands."""
-    setup.shared.verify()
-    try:
-        os.chdir(setup.home or setup.shared.out)
-    except OSError as err:
-        raise UserError(
-            f"{setup.home}: node {os.uname().nodename} cannot go there ({err.strerror}); give inputs by their absolute paths"
-        ) from None
 
 
 def _scored(run: Run, rows: Sequence[list[Any]]) -> Iterator[dict[str, Any]]:

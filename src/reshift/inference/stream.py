@@ -7,7 +7,7 @@ do with a predicted sample. Needs no torch by itself, so worker processes can im
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -19,7 +19,7 @@ from reshift.config import DataConfig
 from reshift.data.image import Image, reading
 from reshift.data.prepare import Geometry, Prepared, prepare
 from reshift.errors import UserError, reason
-from reshift.inference.acquisition import describe
+from reshift.inference.acquisition import describe, tissue_share
 from reshift.inference.consensus import Place, smooth
 from reshift.system.workers import WorkerPool
 
@@ -55,6 +55,12 @@ class Sample(Generic[Case]):
     features: NDArray[np.float64] | None = None  # of the feature network, see acquisition
     embedding: NDArray[np.float32] | None = None  # the method's own, where asked for
     seconds: float = 0.0
+    not_judged: str | None = None  # why, where the calibration says nothing about such an image
+
+
+def has_little_tissue(sample: Sample[Case], smallest: float | None) -> bool:
+    """Whether an image has less tissue than the normals that set the thresholds."""
+    return smallest is not None and len(sample.descriptor) > 0 and tissue_share(sample.descriptor) < smallest
 
 
 def prepare_sample(case: Case, image: Image, config: DataConfig) -> Sample[Case]:
@@ -157,8 +163,12 @@ def _launch(model: "Model", batch: list[Sample[Case]], without: int | None, *, e
 def average_stacks(
     model: "Model", samples: Iterable[Sample[Case]], place: Callable[[Case], Place | None]
 ) -> Iterator[Sample[Case]]:
-    """With ``data.consensus``, average the heat-maps along each stack and score them anew. A stack's slices follow each other."""
-    sigma = model.bundle.config.data.consensus
+    """With ``data.consensus``, average the heat-maps along each stack and score them anew. A stack's slices follow each other.
+
+    Slices with too little tissue to be judged stand alone, or they would light up their neighbours.
+    """
+    sigma, calibration = model.bundle.config.data.sigma, model.bundle.calibration
+    smallest = calibration.smallest_tissue if calibration else None
     if not sigma:
         yield from samples
         return
@@ -166,12 +176,19 @@ def average_stacks(
     for stack, group in groupby(placed, key=lambda pair: None if pair[0] is None else pair[0].stack):
         members = list(group)
         if stack is not None:
-            positions = [where.position for where, _ in members if where is not None]
-            heatmaps = smooth(np.stack([sample.heatmap for _, sample in members]), positions, sigma)
-            scores = model.scores_of(heatmaps)
-            for (_, sample), score, heatmap in zip(members, scores, heatmaps, strict=True):
-                sample.score, sample.heatmap = score, heatmap
+            _average(model, [pair for pair in members if not has_little_tissue(pair[1], smallest)], sigma)
         yield from (sample for _, sample in members)
+
+
+def _average(model: "Model", members: Sequence[tuple[Place | None, Sample[Case]]], sigma: float) -> None:
+    """Average the heat-maps of one stack, and score its slices anew."""
+    if not members:
+        return
+    before = np.stack([sample.heatmap for _, sample in members])
+    after = smooth(before, [where.position for where, _ in members if where is not None], sigma)
+    scores = model.rescore([sample.score for _, sample in members], before, after)
+    for (_, sample), score, heatmap in zip(members, scores, after, strict=True):
+        sample.score, sample.heatmap = score, heatmap
 
 
 def grouped(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

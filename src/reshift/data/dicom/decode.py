@@ -8,15 +8,17 @@ import atexit
 import contextlib
 import json
 import os
-import subprocess
+import subprocess  # nosec B404
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 SECONDS = 120.0  # for one frame
+SECONDS_PER_FRAME = 2.0  # for many frames of one input, beside the first
 MAX_MEMORY = 16 * 2**30  # bytes of address space of a worker
 
 _all: list["Worker"] = []
@@ -29,7 +31,7 @@ class Worker:
     def __init__(self) -> None:
         self.owner = os.getpid()  # after a fork the pipes belong to the parent
         command = [sys.executable, "-P", __file__]  # by its path, because the package may not be importable there
-        self.process = subprocess.Popen(
+        self.process = subprocess.Popen(  # nosec B603
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -38,12 +40,12 @@ class Worker:
         )
         _all.append(self)
 
-    def decode(self, options: dict[str, Any], data: bytes) -> NDArray[Any] | None:
+    def decode(self, options: dict[str, Any], data: bytes, seconds: float) -> NDArray[Any] | None:
         """Return the decoded pixels, or None when the decoder refuses. A dead process raises BrokenPipeError."""
         requests, replies = self.process.stdin, self.process.stdout
         assert requests is not None
         assert replies is not None
-        timer = threading.Timer(SECONDS, self.process.kill)
+        timer = threading.Timer(seconds, self.process.kill)
         timer.start()
         try:
             requests.write(json.dumps({**options, "length": len(data)}).encode() + b"\n" + data)
@@ -68,18 +70,29 @@ class Worker:
                 self.process.communicate()
 
 
-def decompress(data: bytes, options: dict[str, Any]) -> NDArray[Any] | None:
-    """Decode one encapsulated frame; ``options`` are pydicom's. None means that it cannot be decoded."""
+def time_limit(frames: int) -> float:
+    """When to give up on an input of so many frames, by ``time.monotonic``."""
+    return time.monotonic() + SECONDS + SECONDS_PER_FRAME * frames
+
+
+def decompress(data: bytes, options: dict[str, Any], until: float) -> NDArray[Any] | None:
+    """Decode one encapsulated frame; ``options`` are pydicom's. None means that it cannot be decoded.
+
+    A frame that takes over ``SECONDS``, or its input longer than ``until``, raises TimeoutError.
+    """
     worker: Worker | None = None
+    end = min(until, time.monotonic() + SECONDS)
     try:
         worker = _free_worker()
-        array = worker.decode(options, data)
+        array = worker.decode(options, data, max(0.0, end - time.monotonic()))
         _idle.append(worker)
         return array
     except BaseException as err:
         if worker is not None:
             worker.stop()
-        if isinstance(err, (OSError, ValueError)):  # it died, or was killed after SECONDS
+        if isinstance(err, (OSError, ValueError)) and time.monotonic() >= end:  # killed by the timer
+            raise TimeoutError from None
+        if isinstance(err, (OSError, ValueError)):  # it died
             return None
         raise
 

@@ -5,6 +5,7 @@ LUT or sigmoid is applied, and its output range becomes the window. MONOCHROME1 
 window. Padding gets the darkest value that is not padding.
 """
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,38 +13,19 @@ from numpy.typing import NDArray
 
 from reshift.data.dicom.decode import decompress, stream_size
 from reshift.data.dicom.header import DAMAGED, Header, user_errors
-from reshift.data.image import MAX_PIXELS, MIN_SIDE, TOO_SMALL, Image, claim_pixels
+from reshift.data.dicom.layout import GREY, PixelLayout, bit_depth, frame_count, pixel_layout
+from reshift.data.image import MAX_PIXELS, Image, claim_pixels, row_blocks
 from reshift.errors import UserError
 
 if TYPE_CHECKING:
     from pydicom.pixels.decoders.base import Decoder
     from pydicom.uid import UID
 
-MAX_VOXELS = 1_000_000_000  # of all frames together
-GREY = ("MONOCHROME1", "MONOCHROME2")
-COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_RCT", "YBR_ICT", "YBR_PARTIAL_420")
 SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing")
 _EXTRA = "pip install 'reshift[dicom]'"
 _FLOATS = {"FloatPixelData": 32, "DoubleFloatPixelData": 64}
 
 Window = tuple[float, float]
-
-
-class PixelLayout(NamedTuple):
-    """How pixels are stored; equal for all slices of a volume."""
-
-    rows: int
-    columns: int
-    samples: int
-    allocated: int
-    stored: int
-    signed: bool
-    photometric: str
-
-    @property
-    def sign(self) -> int:
-        """1 where low values are dark, -1 where they are bright."""
-        return -1 if self.photometric == "MONOCHROME1" else 1
 
 
 class GreyScale(NamedTuple):
@@ -54,45 +36,8 @@ class GreyScale(NamedTuple):
     window: Window | None
 
 
-def pixel_layout(header: Header) -> PixelLayout:
-    """Read the layout and check the sizes it claims, before anything is decoded or allocated."""
-    path, rows, columns, frames = header.path, header.integer("Rows"), header.integer("Columns"), frame_count(header)
-    if min(rows, columns) < MIN_SIDE:
-        raise UserError(f"{path}: Rows × Columns is {rows}×{columns}, {TOO_SMALL}")
-    if "MOSAIC" in header.words("ImageType"):
-        raise UserError(f"{path}: is a mosaic of many slices in one image (ImageType); convert the series, e.g. with dcm2niix")
-    samples = header.integer("SamplesPerPixel", 1)
-    if rows * columns > MAX_PIXELS or rows * columns * frames * samples > MAX_VOXELS:
-        size = f"Rows × Columns × NumberOfFrames is {rows}×{columns}×{frames}"
-        raise UserError(f"{path}: {size}, over the limit of {MAX_VOXELS:,} values; refused unread, cut it into pieces")
-    allocated = header.integer("BitsAllocated")
-    stored = header.integer("BitsStored", allocated)
-    if allocated not in (8, 16, 32, 64) or not 1 <= stored <= allocated:
-        raise UserError(f"{path}: BitsAllocated {allocated} with BitsStored {stored} is not a grey or colour image; remove it")
-    if header.integer("HighBit", stored - 1) != stored - 1:
-        raise UserError(f"{path}: its HighBit is not BitsStored - 1, which DICOM no longer allows; export it again")
-    photometric = (header.words("PhotometricInterpretation") or ("",))[0]
-    if photometric not in (*GREY, "PALETTE COLOR") * (samples == 1) + COLOUR * (samples == 3):
-        known = photometric if photometric in (*GREY, *COLOUR, "PALETTE COLOR") else "missing or unknown"
-        raise UserError(f"{path}: PhotometricInterpretation is {known} with SamplesPerPixel {samples}; export it as grey or RGB")
-    return PixelLayout(rows, columns, samples, allocated, stored, header.integer("PixelRepresentation", 0) == 1, photometric)
-
-
-def bit_depth(layout: PixelLayout) -> int:
-    """The depth by which stored values are scaled: 8, 16, or 32 if they have no fixed range."""
-    return 8 if layout.stored <= 8 else 16 if layout.stored <= 16 else 32
-
-
-def frame_count(header: Header) -> int:
-    """The number of frames; 1 if the file does not say."""
-    frames = header.integer("NumberOfFrames", 1)
-    if frames < 1:
-        raise UserError(f"{header.path}: NumberOfFrames is {frames}; {DAMAGED}")
-    return frames
-
-
-def decode(header: Header, layout: PixelLayout, frame: int = 0) -> NDArray[Any]:
-    """One frame's stored values, ``(H, W)`` or ``(H, W, 3)`` RGB, without unused high bits."""
+def decode(header: Header, layout: PixelLayout, frame: int = 0, until: float = math.inf) -> NDArray[Any]:
+    """One frame's stored values, ``(H, W)`` or ``(H, W, 3)`` RGB, without unused high bits; ``until``: see ``time_limit``."""
     from pydicom.uid import RLELossless
 
     path, syntax = header.path, _syntax(header)
@@ -101,7 +46,7 @@ def decode(header: Header, layout: PixelLayout, frame: int = 0) -> NDArray[Any]:
     if name is None:
         raise UserError(f"{path}: has no PixelData; it is not an image, or was exported without its pixels")
     if syntax.is_encapsulated and syntax != RLELossless:
-        array = decompress(_compressed_frame(header, layout, frame), _options(header, layout, syntax))
+        array = _decompress(header, layout, frame, syntax, until)
     else:
         array = _decode_here(header, layout, frame, decoder, name)
     if array is None:
@@ -109,6 +54,13 @@ def decode(header: Header, layout: PixelLayout, frame: int = 0) -> NDArray[Any]:
     if array.shape != (layout.rows, layout.columns, 3)[: 3 if layout.samples == 3 else 2]:
         raise UserError(f"{path}: its PixelData is not of the size that Rows and Columns give; {DAMAGED}")
     return np.asarray(array)
+
+
+def _decompress(header: Header, layout: PixelLayout, frame: int, syntax: "UID", until: float) -> NDArray[Any] | None:
+    try:
+        return decompress(_compressed_frame(header, layout, frame), _options(header, layout, syntax), until)
+    except TimeoutError:
+        raise UserError(f"{header.path}: takes too long to decode ({syntax.name}); stopped, export it uncompressed") from None
 
 
 def _decode_here(header: Header, layout: PixelLayout, frame: int, decoder: "Decoder", name: str) -> NDArray[Any] | None:
@@ -218,6 +170,12 @@ def to_real_values(header: Header, scale: GreyScale, stored: NDArray[Any]) -> ND
     return stored.astype(np.float64) * scale.slope + scale.intercept
 
 
+def _real_values(header: Header, scale: GreyScale, stored: NDArray[Any]) -> NDArray[Any]:
+    """``to_real_values``; unsigned values that are real already stay as they are, which takes a fraction of the memory."""
+    plain = (scale.slope, scale.intercept) == (1.0, 0.0) and not header.item("ModalityLUTSequence", 0)
+    return stored.copy() if plain and stored.dtype in (np.uint8, np.uint16) else to_real_values(header, scale, stored)
+
+
 def padding_mask(header: Header, layout: PixelLayout, stored: NDArray[Any]) -> NDArray[np.bool_]:
     """Which pixels are padding, ``(H, W)``: PixelPaddingValue, or anything from there to PixelPaddingRangeLimit."""
     floats = stored.dtype.kind == "f"
@@ -231,9 +189,9 @@ def padding_mask(header: Header, layout: PixelLayout, stored: NDArray[Any]) -> N
     return np.asarray((stored >= min(ends)) & (stored <= max(ends)))
 
 
-def frame_image(header: Header, rescale: Header, voi: Header, measures: Header) -> Image:
+def frame_image(header: Header, rescale: Header, voi: Header, measures: Header, max_pixels: int = MAX_PIXELS) -> Image:
     """The one frame of a file as an image; the other headers are its functional groups, if the file is enhanced."""
-    layout = pixel_layout(header)
+    layout = pixel_layout(header, max_pixels)
     claim_pixels(layout.rows * layout.columns)
     stored = decode(header, layout)
     spacing = next((found for tag in SPACINGS if (found := measures.numbers(tag, 2) or header.numbers(tag, 2))), (1.0, 1.0))
@@ -242,21 +200,22 @@ def frame_image(header: Header, rescale: Header, voi: Header, measures: Header) 
     window: Window | None = None
     if layout.photometric in GREY:
         pixels, window = _grey(header, layout, grey_scale(header, rescale, voi), voi, stored)
-        same = np.array_equal(pixels[:, :, 0], stored) and not layout.signed and stored.dtype.kind != "f"
+        same = not layout.signed and stored.dtype.kind != "f" and np.array_equal(pixels[:, :, 0], stored)
         bits = bit_depth(layout) if same else 32  # real values have no stored range
     else:
         pixels, bits = _colour(header, layout, stored)
-    if not np.isfinite(pixels).all():
+    if pixels.dtype.kind == "f" and not all(np.isfinite(rows).all() for rows in row_blocks(pixels)):
         raise UserError(f"{header.path}: contains NaN or infinite pixels; replace them before use")
     if pixels.min() == pixels.max():
         raise UserError(f"{header.path}: every pixel has the value {pixels.flat[0]:g}; there is nothing to see, remove the file")
-    return Image(pixels.astype(np.float32), bits, header.path, window, (spacing[0], spacing[1]))
+    kept = pixels if pixels.dtype in (np.uint8, np.uint16) else pixels.astype(np.float32)
+    return Image(kept, bits, header.path, window, (spacing[0], spacing[1]))
 
 
 def _grey(
     header: Header, layout: PixelLayout, scale: GreyScale, voi: Header, stored: NDArray[Any]
 ) -> tuple[NDArray[Any], Window | None]:
-    real, window = to_real_values(header, scale, stored), scale.window
+    real, window = _real_values(header, scale, stored), scale.window
     if window is None and layout.stored <= 8 and not layout.signed:
         window = tuple(sorted(end * scale.slope + scale.intercept for end in (0.0, 2.0**layout.stored - 1.0)))  # type: ignore[assignment]
     if lut := header.item("VOILUTSequence", 0):
@@ -269,7 +228,7 @@ def _grey(
         centre, width = (window[0] + window[1]) / 2, window[1] - window[0]
         real, window = 1.0 / (1.0 + np.exp(np.clip(-4.0 * (real - centre) / width, -80.0, 80.0))), (0.0, 1.0)
     if layout.sign < 0:
-        real, window = -real, (-window[1], -window[0]) if window else None
+        real, window = -real.astype(np.float64), (-window[1], -window[0]) if window else None
     pad = padding_mask(header, layout, stored)
     if pad.any() and not pad.all():
         real[pad] = real[~pad].min()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshift.data.dicom.decode import time_limit
 from reshift.data.dicom.geometry import (
     DISTINGUISHING_TAGS,
     PER_FRAME,
@@ -25,22 +26,10 @@ from reshift.data.dicom.geometry import (
     stack_planes,
 )
 from reshift.data.dicom.header import DAMAGED, Header, is_dicom, read_header, user_errors
-from reshift.data.dicom.pixels import (
-    GREY,
-    MAX_VOXELS,
-    GreyScale,
-    PixelLayout,
-    bit_depth,
-    decode,
-    frame_count,
-    frame_image,
-    grey_scale,
-    padding_mask,
-    pixel_layout,
-    to_real_values,
-)
+from reshift.data.dicom.layout import GREY, MAX_VOXELS, PixelLayout, bit_depth, frame_count, pixel_layout
+from reshift.data.dicom.pixels import GreyScale, decode, frame_image, grey_scale, padding_mask, to_real_values
 from reshift.data.files import list_files
-from reshift.data.image import Image
+from reshift.data.image import MAX_PIXELS, Image
 from reshift.data.volume import Volume, canonical
 from reshift.errors import UserError
 
@@ -98,13 +87,13 @@ class Found(NamedTuple):
     not_dicom: int
 
 
-def read_dicom(path: Path) -> Image | DicomVolume:
-    """Read one file: an image, or a volume if it has several frames with positions."""
+def read_dicom(path: Path, max_pixels: int = MAX_PIXELS) -> Image | DicomVolume:
+    """Read one file: an image of up to ``max_pixels``, or a volume if it has several frames with positions."""
     header = read_header(path, pixels=True)
     frames = frame_count(header)
     if frames == 1:
         rescale, voi, measures = (functional_group(header, 0, name) for name in (*_VALUE_GROUPS, "PixelMeasuresSequence"))
-        return frame_image(header, rescale, voi, measures)
+        return frame_image(header, rescale, voi, measures, max_pixels)
     pixel_layout(header)
     if header.item(PER_FRAME, 0) is None:
         what = f"holds {frames} frames without positions (no {PER_FRAME})"
@@ -252,11 +241,12 @@ def _fill_voxels(
     pads: list[tuple[int, NDArray[np.bool_]]] = []
     darkest = np.inf  # of pixels that are not padding; multiplied by sign, less is darker
     sign = layout.sign * np.sign(slope)
+    until = time_limit(len(planes))
     for k, (p, scale) in enumerate(zip(planes, scales, strict=True)):
         header = opened.get(p.path) or read_header(p.path, pixels=True)
         opened = {p.path: header}  # keep one header: frames of a file follow one another
         pixel_layout(header)
-        raw = decode(header, layout, p.frame)
+        raw = decode(header, layout, p.frame, until)
         values = raw if stored else to_real_values(header, scale, raw).astype(np.float32)
         if voxels is None:
             voxels = np.empty((len(planes), layout.rows, layout.columns), dtype=values.dtype)

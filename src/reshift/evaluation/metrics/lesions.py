@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.evaluation.metrics.floatbits import ascending, bits
+from reshift.evaluation.metrics.regions import find_runs, join, touching
 
 SIZES = (1, 10, 50, 200, 800)  # pixels from which a size class begins; the last has no end
 ONE_IN = 10  # of a lesion's pixels must be called: a stray pixel does not find a large lesion
@@ -15,39 +16,11 @@ FPR_LIMIT = 0.3  # the usual limit of AUPRO: beyond it, most of an image would b
 
 
 def components(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
-    """Label the 8-connected regions of ``(H, W)`` with 1 … n, 0 elsewhere; return the labels and n.
-
-    By runs: the horizontal runs of all rows are the nodes, runs that touch in neighbouring rows the edges.
-    """
-    labels, width = np.zeros(mask.shape, dtype=np.int32), mask.shape[1]
-    steps = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
-    row, start = np.nonzero(steps == 1)
-    end = np.nonzero(steps == -1)[1]  # exclusive
-    if not len(row):
-        return labels, 0
-    above, step = row * (width + 2), width + 2  # a run touches those below that end at or after its start …
-    first = np.searchsorted(above + end, above + step + start)
-    last = np.searchsorted(above + start, above + step + end, side="right")  # … and start at or before its (exclusive) end
-    number = last - first
-    upper = np.repeat(np.arange(len(row)), number)
-    lower = np.arange(number.sum()) + np.repeat(first - (number.cumsum() - number), number)
-    found, which = np.unique(_roots(len(row), upper, lower), return_inverse=True)
-    labels[mask] = np.repeat(which + 1, end - start)  # runs come in the order of the pixels
+    """Label the 8-connected regions of ``(H, W)`` with 1 … n, 0 elsewhere; return the labels and n."""
+    labels, runs = np.zeros(mask.shape, dtype=np.int32), find_runs(mask)
+    found, which = np.unique(join(len(runs.row), *touching(runs, runs, 1, mask.shape[1])), return_inverse=True)
+    labels[mask] = np.repeat(which + 1, runs.end - runs.start)  # runs come in the order of the pixels
     return labels, len(found)
-
-
-def _roots(n: int, left: NDArray[np.intp], right: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the smallest node of each node's component: join roots and shorten all paths until nothing changes."""
-    parent = np.arange(n)
-    while True:
-        a, b = parent[left], parent[right]
-        apart = a != b
-        if not apart.any():
-            return parent
-        a, b = a[apart], b[apart]
-        np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
-        while (parent[parent] != parent).any():
-            parent = parent[parent]
 
 
 @dataclass

@@ -125,6 +125,12 @@ class PixelHistogram:
         value = self._values(raw[np.searchsorted(below, q * below[-1]) :][:1], top=True)[0]
         return float(value) if abs(value) >= np.finfo(np.float32).tiny else 0.0  # zero's bin ends just above zero
 
+    def share_above(self, threshold: float) -> float:
+        """The share of all counted pixels above ``threshold``, to the width of its bin; 0 if there are none."""
+        raw, normal, abnormal = self._counts_by_value()
+        above = (normal + abnormal)[self._values(raw, top=True) > np.float32(threshold)].sum()
+        return float(above) / max(1, self.pixels)
+
     def counts(self) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
         """Lower edges of the filled bins of a coarse grid, ascending, with their normal and abnormal pixels."""
         raw, normal, abnormal = self._counts_by_value()
@@ -166,7 +172,10 @@ class PixelMetrics:
     """Counts over all pixels of a test set: add every image once, then read the metrics, ``lesions`` and ``by_subject``."""
 
     threshold: float | None
+    threshold_quantile: float | None = None  # by the paper's rule, where the threshold is the method's own
     histogram: PixelHistogram = field(default_factory=lambda: PixelHistogram(FAST))
+    overlap_quantile: int = 0  # called by the paper's rule and lesion
+    called_quantile: int = 0
     overlap: int = 0  # called and lesion
     called: int = 0
     lesion: int = 0
@@ -208,6 +217,10 @@ class PixelMetrics:
             overlap, n_called = int((called & lesion).sum()), int(called.sum())
             if n_lesion:
                 self.dice_per_image.append(2.0 * overlap / (n_called + n_lesion))
+        if self.threshold_quantile is not None:
+            called = values > self.threshold_quantile
+            self.overlap_quantile += int((called & lesion).sum())
+            self.called_quantile += int(called.sum())
         self.subjects.add(subject, values, lesion, (overlap, n_called, n_lesion), share)
         self.overlap, self.called = self.overlap + overlap, self.called + n_called
         self.pixels, self.lesion = self.pixels + lesion.size, self.lesion + n_lesion
@@ -220,6 +233,11 @@ class PixelMetrics:
         """Dice at the threshold, over all pixels."""
         known = self.threshold is not None and self.lesion > 0
         return 2.0 * self.overlap / (self.called + self.lesion) if known else None
+
+    def dice_quantile(self) -> float | None:
+        """Dice at the quantile of normal pixels, the paper's rule."""
+        known = self.threshold_quantile is not None and self.lesion > 0
+        return 2.0 * self.overlap_quantile / (self.called_quantile + self.lesion) if known else None
 
     def dice_max(self) -> float | None:
         """The largest Dice of any threshold."""

@@ -4,16 +4,20 @@
 A new metric is a row here and the function that the row names.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Literal
 
 from reshift.evaluation.metrics.bootstrap import Floats, ImageDraws, Interval, PixelDraws
+from reshift.evaluation.metrics.cost import Cost
 from reshift.evaluation.metrics.image import ImageScores, Labels, Scores
+from reshift.evaluation.metrics.one_image import LesionImage
 from reshift.evaluation.metrics.pixels import PixelMetrics
 
 Level = Literal["image", "pixel", "normative", "cost"]
-Place = Literal["summary", "tables", "ablation", "sweep"]
+Place = Literal["summary", "tables", "ablation", "sweep", "progress"]
 EVERYWHERE: tuple[Place, ...] = ("summary", "tables", "ablation", "sweep")
 
 
@@ -27,15 +31,16 @@ class Metric:
     description: str  # for the report and the docs
     title: str = ""  # heading in the report, where it differs from the caption
     needs: str = ""  # what the test set must have; shown where there is no value
-    value: Callable[[Any], float | None] | None = None  # of ImageScores or PixelMetrics; None: computed elsewhere
+    value: Callable[[Any], float | None] | None = None  # of ImageScores, PixelMetrics, normative.Ingredients or Cost
     samples: Callable[[Any], Floats | None] | None = None  # of ImageDraws or PixelDraws: interval and paired test by bootstrap
     interval: Callable[[PixelMetrics], Interval | None] | None = None  # an interval of its own, without paired test
     classes: tuple[str, ...] = ("normal", "abnormal")  # of which the bootstrap needs several subjects
     better: Literal["higher", "lower"] | None = "higher"
     oracle: bool = False  # the threshold is chosen with the test labels
     delong: bool = False  # 'compare' tests it by DeLong instead of the bootstrap
-    per_image: str = ""  # the column of a benchmark cell that has its value per image, for paired tests over subjects
-    places: tuple[Place, ...] = ()  # summary: top of the report; tables: compare and benchmark; ablation, sweep: benchmark
+    per_image: Callable[[LesionImage], float | None] | None = None  # kept in benchmark cells, for paired tests over subjects
+    column: str = ""  # where a cell keeps ``per_image``; if empty, "level_name"
+    places: tuple[Place, ...] = ()  # summary: top of the report; tables: compare and benchmark; the others: benchmark
     page: Literal["fraction", "percent", "complement", "number"] = "fraction"  # in the report; complement: 1 - value
     unit: float = 100.0  # benchmark tables show the value times this …
     digits: int = 1  # … with so many decimals
@@ -50,7 +55,17 @@ class Metric:
         """The name in full, for the report."""
         return self.title or self.caption
 
-    def measure(self, data: ImageScores | PixelMetrics) -> float | None:
+    @property
+    def image_column(self) -> str:
+        """The name under which a benchmark cell keeps the values per image."""
+        return self.column or f"{self.level}_{self.name}"
+
+    @property
+    def axis(self) -> str:
+        """The caption with its unit, for figures."""
+        return f"{self.caption} [%]" if self.unit == 100.0 else self.caption
+
+    def measure(self, data: object) -> float | None:
         """The value; None where it cannot be computed."""
         return self.value(data) if self.value is not None else None
 
@@ -62,6 +77,11 @@ class Metric:
         """The value in the content of metrics.json."""
         found = (metrics.get(self.level) or {}).get(self.name)
         return None if found is None else float(found)
+
+    def read_cell(self, cell: Mapping[str, Any]) -> float | None:
+        """The value in a benchmark cell, which has its cost beside the metrics; None where it is not finite."""
+        found = self.read({**(cell.get("metrics") or {}), "cost": cell})
+        return found if found is not None and math.isfinite(found) else None
 
     def read_interval(self, metrics: Mapping[str, Any]) -> Interval | None:
         """The interval in the content of metrics.json."""
@@ -96,7 +116,8 @@ RESTORED = "Quality of restorations, in our reading of Bercea et al. 2025 (0 to 
 
 _ROWS = (
     Metric(
-        "image", "auc", "AUC", needs=BOTH, value=ImageScores.auc, samples=ImageDraws.auc, delong=True, places=EVERYWHERE,
+        "image", "auc", "AUC", needs=BOTH, value=ImageScores.auc, samples=ImageDraws.auc, delong=True,
+        places=(*EVERYWHERE, "progress"),
         description="Chance that an abnormal image scores higher than a normal one. 0.5 is a coin toss, 1 is perfect.",
     ),
     Metric(
@@ -129,7 +150,7 @@ _ROWS = (
     ),
     Metric(
         "pixel", "ap", "AP_pix", title="Average precision", needs=MASKS, value=PixelMetrics.ap, samples=PixelDraws.ap,
-        per_image="pixel_ap", places=("tables", "ablation", "sweep"),
+        per_image=LesionImage.ap, places=("tables", "ablation", "sweep", "progress"),
         description="How well the map ranks lesion pixels above all others, over every threshold.",
     ),
     Metric(
@@ -137,14 +158,24 @@ _ROWS = (
         better=None, page="number", description="Map values above it count as abnormal.",
     ),
     Metric(
-        "pixel", "dice", "Dice", needs=CALIBRATED, value=PixelMetrics.dice, samples=PixelDraws.dice, per_image="dice",
-        places=EVERYWHERE,
+        "pixel", "dice", "Dice", needs=CALIBRATED, value=PixelMetrics.dice, samples=PixelDraws.dice,
+        per_image=LesionImage.dice, column="dice", places=EVERYWHERE,
         description="Overlap with the ground truth at that threshold, all pixels pooled. 0 is none, 1 is exact.",
     ),
     Metric(
         "pixel", "dice_per_image", "Dice per image", needs=CALIBRATED, value=PixelMetrics.mean_dice,
         interval=PixelMetrics.mean_dice_interval,
         description="The same overlap, image by image, then averaged: small lesions count as much as large ones.",
+    ),
+    Metric(
+        "pixel", "threshold_quantile", "Threshold P99.5", title="Quantile threshold", needs="no pixel threshold was calibrated",
+        value=lambda pixels: pixels.threshold_quantile, better=None, page="number",
+        description="The paper's rule: the quantile of normal pixels, P99.5 unless set otherwise.",
+    ),
+    Metric(
+        "pixel", "dice_quantile", "Dice P99.5", title="Dice by the paper's rule", needs=CALIBRATED,
+        value=PixelMetrics.dice_quantile,
+        description="Overlap at the quantile of normal pixels, for comparison with the paper.",
     ),
     Metric(
         "pixel", "aupro", "AUPRO", needs=MASKS, value=PixelMetrics.aupro, samples=PixelDraws.aupro, places=("tables",),
@@ -155,24 +186,24 @@ _ROWS = (
         samples=PixelDraws.dice_max, oracle=True, description=ORACLE,
     ),
     Metric(
-        "normative", "rqi", "RQI", places=("tables",), unit=1.0, digits=2,
+        "normative", "rqi", "RQI", value=methodcaller("rqi"), places=("tables",), unit=1.0, digits=2,
         description=f"{RESTORED}: how close restorations of normal images are to them.",
     ),
     Metric(
-        "normative", "ahi", "AHI", places=("tables",), unit=1.0, digits=2,
+        "normative", "ahi", "AHI", value=methodcaller("ahi"), places=("tables",), unit=1.0, digits=2,
         description=f"{RESTORED}: how far restorations of abnormal images have moved to the training normals.",
     ),
     Metric(
-        "normative", "caci", "CACI", places=("tables",), unit=1.0, digits=2,
+        "normative", "caci", "CACI", value=methodcaller("caci"), places=("tables",), unit=1.0, digits=2,
         description=f"{RESTORED}: healthy tissue kept and lesions changed.",
     ),
     Metric(
-        "cost", "train_seconds", "training [s]", better=None, places=("tables",), unit=1.0,
+        "cost", "train_seconds", "training [s]", value=lambda cost: cost.train_seconds, better=None, places=("tables",), unit=1.0,
         description="Training time in seconds, without calibration.",
     ),
     Metric(
-        "cost", "images_per_second", "images/s", better=None, places=("tables",), unit=1.0,
-        description="Test images predicted per second, the first batch left out.",
+        "cost", "images_per_second", "images/s", value=lambda cost: cost.images_per_second, better=None, places=("tables",),
+        unit=1.0, description="Test images predicted per second, the first batch left out.",
     ),
 )  # fmt: skip
 METRICS: dict[str, Metric] = {metric.key: metric for metric in _ROWS}
@@ -192,6 +223,11 @@ def image_metrics(labels: Labels, scores: Scores, threshold: float | None) -> di
 def pixel_metrics(pixels: PixelMetrics) -> dict[str, float | None]:
     """Every pixel metric by name."""
     return {metric.name: metric.measure(pixels) for metric in select_metrics("pixel")}
+
+
+def cost_metrics(cost: Cost) -> dict[str, float | None]:
+    """Every cost metric by name."""
+    return {metric.name: metric.measure(cost) for metric in select_metrics("cost")}
 
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:

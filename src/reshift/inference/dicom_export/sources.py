@@ -1,15 +1,16 @@
 """The headers that DICOM results refer to, completed with what results need (extra ``dicom``)."""
 
 import re
+from copy import copy
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reshift.data.dicom.geometry import functional_group
+from reshift.data.dicom.geometry import PER_FRAME, functional_group
 from reshift.data.dicom.header import Header, read_header
-from reshift.data.dicom.pixels import frame_count
+from reshift.data.dicom.layout import frame_count
 from reshift.data.dicom.series import DicomVolume
 from reshift.data.image import Image
 from reshift.errors import UserError
@@ -75,6 +76,24 @@ def patient_orientation(header: Header, frame: int) -> list[str]:
     ends = [cosines[:3], cosines[3:]]
     strongest = [max(range(3), key=lambda axis, end=end: abs(end[axis])) for end in ends]  # type: ignore[misc]
     return [("LPH" if end[axis] > 0 else "RAF")[axis] for end, axis in zip(ends, strongest, strict=True)]
+
+
+def is_placed(source: "Dataset") -> bool:
+    """Whether a source says where it lies in space; radiographs do not."""
+    return "FrameOfReferenceUID" in source and ("ImagePositionPatient" in source or PER_FRAME in source)
+
+
+def without_spacing(source: "Dataset") -> "Dataset":
+    """A copy without PixelSpacing: a mask with a spacing but no slice thickness is valid, but highdicom cannot read its own."""
+    made = copy(source)
+    made.pop("PixelSpacing", None)
+    return made
+
+
+def laterality(header: Header) -> str:
+    """L or R where the source says so, else empty: not known, or the body part has no side."""
+    said = [header.words(tag)[:1] for tag in ("Laterality", "ImageLaterality")]
+    return next((side for words in said for side in words if side in ("L", "R")), "")
 
 
 def reference(source: "Dataset", frame: int) -> "Dataset":
