@@ -112,3 +112,28 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     with pytest.raises(UserError, match=f"{NAME}: could not be written"), locked(tmp_path):
         pass
+
+
+NO_LOCKS = "import fcntl, errno\ndef flock(*_):\n    raise OSError({number}, 'no locks')\nfcntl.flock = flock\n"
+
+
+@pytest.mark.parametrize("number", ["errno.ENOSYS", "errno.ENOTSUP", "errno.ENOLCK"])
+def test_a_file_system_without_locks(number: str, tmp_path: Path) -> None:
+    """Some network file systems have none: a run goes on and is told, or falls back to the existence of a file."""
+    code = f"{NO_LOCKS.format(number=number)}import warnings\nwarnings.simplefilter('always')\n{HOLD}"
+    process = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], input="\n\n", capture_output=True, text=True, check=False
+    )
+    assert process.stdout == "held\n", process.stderr
+    assert process.returncode == 0
+    with locked(tmp_path):  # nothing is left that blocks the next run
+        pass
+
+
+def test_other_failures_of_a_lock_are_one_line(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", NO_LOCKS.format(number="errno.EIO") + HOLD, str(tmp_path)],
+        input="\n\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "UserError" in process.stderr
+    assert f"{NAME}: could not be written (no locks)" in process.stderr

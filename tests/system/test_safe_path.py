@@ -18,7 +18,7 @@ with WorkerPool(1) as pool:
 """
 DECODER = """
 from reshift.data.dicom.decode import decompress
-print(decompress(b"no image", {"transfer_syntax_uid": "1.2.840.10008.1.2.4.50"}))
+print(decompress(b"no image", {"transfer_syntax_uid": "1.2.840.10008.1.2.4.50"}, float("inf")))
 """
 
 

@@ -47,7 +47,7 @@ def test_scoring_an_image_imports_no_training_code_and_no_other_reader(tiny_bund
         "reshift.inference.dicom_export",
         "reshift.bench",
     }
-    others = {"nibabel", "pydicom", "highdicom", "efficientnet_lite_pytorch", "matplotlib", "sklearn", "scipy", "ray", "pandas"}
+    others = {"nibabel", "pydicom", "highdicom", "huggingface_hub", "matplotlib", "sklearn", "scipy", "ray", "pandas"}
     compilers = {"torch._dynamo", "torch._inductor", "torch.onnx", "triton", "sympy"}
     assert not (ours | others | compilers) & modules
 

@@ -24,8 +24,8 @@ def writing(path: Path) -> Iterator[None]:
         ) from err
 
 
-def atomic_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write ``data`` so that a kill or a full disk leaves the old file, or none, but never a part of the new one.
+def atomic_bytes(path: Path, *data: bytes | memoryview, durable: bool = True) -> None:
+    """Write all ``data`` so that a kill or a full disk leaves the old file, or none, but never a part of the new one.
 
     With ``durable=False`` a power cut in the next seconds may leave the file empty. Use it only for files that are written
     thousands of times a second and checked for being empty when they are read.
@@ -34,7 +34,7 @@ def atomic_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     with writing(path):
         try:
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines(data)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())  # before the rename, or a power cut may keep the name and lose the bytes
@@ -78,9 +78,11 @@ def append_bytes(file: FileIO, data: bytes) -> int:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove unfinished files of a killed process. Call it only if no other process writes to ``folder``."""
-    for path in folder.glob(".*-*.tmp"):
-        path.unlink(missing_ok=True)
+    """Remove unfinished files of a killed process, here and below. Call it only if no other process writes to ``folder``."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            if name.startswith(".") and (name.endswith(".tmp") or name.startswith(".probe.")):
+                Path(root, name).unlink(missing_ok=True)
 
 
 def create_output_folder(path: Path) -> Path:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from reshift.errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Task
 
@@ -23,18 +25,27 @@ class Advance(Protocol):
 
 
 _active: list[Advance] = []  # the innermost bar comes last
+_silent: list[bool] = []  # not empty: this process shows nothing
+
+
+def silence() -> None:
+    """Show no progress in this process: nobody looks at a server's worker."""
+    _silent.append(True)
 
 
 @contextmanager
 def progress(label: str, total: int, start: int = 0, *, quiet: bool = False) -> Iterator[Advance]:
-    """``with progress("scoring", 100) as advance: …; advance()``. It writes to stderr, because stdout is for results."""
-    if quiet or total <= start:
+    """``with progress("scoring", 100) as advance: …; advance()``. It writes to stderr, because stdout is for results.
+
+    Inside another bar it shows nothing of its own.
+    """
+    if quiet or _silent or total <= start or _active:
         yield _show_nothing
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    label_column, text_column = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+    label_column, text_column = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
     columns = (label_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text_column)
     terminal, printed = sys.stderr.isatty(), time.monotonic()
     bar = Progress(*columns, console=Console(stderr=True), get_time=time.monotonic, speed_estimate_period=SPEED_SECONDS)
@@ -42,7 +53,7 @@ def progress(label: str, total: int, start: int = 0, *, quiet: bool = False) -> 
 
     def advance(amount: int = 1, text: str = "") -> None:
         nonlocal printed
-        fields: dict[str, Any] = {"text": text} if text else {}
+        fields: dict[str, Any] = {"text": printable(text)} if text else {}  # it names a file
         bar.update(task, advance=amount, **fields)
         if not terminal and (bar.finished or time.monotonic() - printed >= LINE_SECONDS):
             print(_line(bar.tasks[0]), file=sys.stderr, flush=True)

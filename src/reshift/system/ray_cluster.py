@@ -30,6 +30,7 @@ class SharedFolder(NamedTuple):
 
     out: Path
     token: str
+    home: Path  # the driver's current folder
     version: str = __version__
 
     @property
@@ -49,6 +50,17 @@ class SharedFolder(NamedTuple):
         if seen != self.token:
             raise UserError(f"{self.out}: is not the same folder on node {node}; choose an output folder that all nodes share")
         create_output_folder(self.out)
+
+    def enter(self, *, relative: bool) -> None:
+        """Verify the folder, and make the driver's current folder ours; with ``relative`` names it must exist here."""
+        self.verify()
+        try:
+            os.chdir(self.home)
+        except OSError as err:
+            if relative:
+                line = f"node {os.uname().nodename} cannot go there ({err.strerror})"
+                raise UserError(f"{self.home}: {line}; give inputs by their absolute paths") from None
+            os.chdir(self.out)
 
 
 class Share(NamedTuple):
@@ -85,7 +97,7 @@ def cluster(workers: int | None) -> Iterator[Any]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if address == "local":
         quiet |= {"num_cpus": max(workers or 0, cores()), "include_dashboard": False, "object_store_memory": STORE_BYTES}
-    with _keep_signal_handler(), _no_stderr():
+    with _keep_signal_handler(), _no_stderr(), _outside_current_folder():
         try:
             ray.init(address=address, **quiet)
         except (OSError, RuntimeError, ValueError) as err:
@@ -101,7 +113,7 @@ def cluster(workers: int | None) -> Iterator[Any]:
 @contextmanager
 def shared_folder(out: Path) -> Iterator[SharedFolder]:
     """Mark ``out`` during the block, so that workers can tell it from another folder of the same name."""
-    shared = SharedFolder(out.resolve(), secrets.token_hex(16))
+    shared = SharedFolder(out.resolve(), secrets.token_hex(16), Path.cwd())
     shutil.rmtree(shared.notes, ignore_errors=True)  # of a run that was killed
     atomic_text(create_output_folder(shared.notes) / "token", shared.token)
     try:
@@ -167,6 +179,21 @@ def _keep_signal_handler() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _outside_current_folder() -> Iterator[None]:
+    """Connect from the root folder: workers import from the driver's current folder first, and a numpy.py may lie there."""
+    home, path = Path.cwd(), os.environ.get("PYTHONPATH")
+    if path is not None:  # an empty entry would be the current folder, too
+        os.environ["PYTHONPATH"] = os.pathsep.join(str(home / entry) for entry in path.split(os.pathsep) if entry)
+    os.chdir(home.anchor)
+    try:
+        yield
+    finally:
+        os.chdir(home)
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
 
 
 @contextmanager

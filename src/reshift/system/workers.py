@@ -6,16 +6,18 @@ So threads are the default, and processes do the work where a GPU waits for many
 """
 
 import os
-import pickle
+import pickle  # nosec B403
 import signal
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from itertools import cycle
+from itertools import chain
 from multiprocessing import get_context
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import finalize
@@ -30,6 +32,8 @@ VARIABLE = "RESHIFT_WORKERS"
 MIN_IMAGES = 512  # to read and write, before starting processes pays
 MIN_CORES = 5  # with fewer, the main process needs all of them
 MAX_WORKERS = 16
+PATIENCE = 5.0  # seconds for the oldest result, before later ones go first
+MAX_LATE = 8  # results that others have gone before; then all wait
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # glibc: keep the memory of one image for the next. To return it and ask again costs a page fault for every 4 kB.
@@ -38,6 +42,7 @@ ENVIRONMENT = {
 }
 
 Result = TypeVar("Result")
+_spawning = threading.RLock()  # what is changed while a process starts belongs to all threads
 
 
 def worker_processes(images: int, *, gpu: bool) -> int:
@@ -58,7 +63,8 @@ class WorkerPool:
         self.processes = len(workers)
         self.size = self.processes or threads or min(MAX_WORKERS, cores())
         self.workers: Sequence[ThreadPoolExecutor | _Process] = workers or [ThreadPoolExecutor(self.size)]
-        self._turns = cycle(range(len(self.workers)))
+        self._calls = [0] * len(self.workers)  # that each has not finished
+        self._turn, self._lock = 0, Lock()
         self.close = finalize(self, _shut_down, self.workers)
 
     def __enter__(self) -> Self:
@@ -68,12 +74,22 @@ class WorkerPool:
         self.close()
 
     def next_worker(self) -> int:
-        """The number of a worker; they take turns."""
-        return next(self._turns)
+        """The number of a worker: they take turns, but one that is held up by a slow file is left alone."""
+        self._turn += 1
+        order = (worker % len(self.workers) for worker in range(self._turn, self._turn + len(self.workers)))
+        return min(order, key=self._calls.__getitem__)
 
     def submit(self, worker: int, function: Callable[..., Result], *args: Any) -> "Future[Result]":
         """Call ``function`` in that worker. Calls of one process run one after another."""
-        return self.workers[worker].submit(function, *args)
+        future = self.workers[worker].submit(function, *args)
+        with self._lock:
+            self._calls[worker] += 1
+        future.add_done_callback(lambda _: self._ended(worker))
+        return future
+
+    def _ended(self, worker: int) -> None:
+        with self._lock:
+            self._calls[worker] -= 1
 
     def map(self, function: Callable[[Any], Result], items: Iterable[Any], ahead: int) -> Iterator[Result]:
         """Results in order, with ``ahead`` more calls always running or waiting."""
@@ -145,7 +161,7 @@ def _send(pipe: "Connection[Any, Any]", value: Any) -> None:
 def _receive(pipe: "Connection[Any, Any]") -> Any:
     head = pipe.recv_bytes()
     arrays = [pipe.recv_bytes() for _ in range(int.from_bytes(head[:4], "little"))]
-    return pickle.loads(head[4:], buffers=arrays)
+    return pickle.loads(head[4:], buffers=arrays)  # nosec B301
 
 
 def in_order(futures: "Iterable[Future[Result]]", ahead: Callable[[], int]) -> Iterator[Result]:
@@ -157,6 +173,32 @@ def in_order(futures: "Iterable[Future[Result]]", ahead: Callable[[], int]) -> I
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
+
+
+def as_ready(futures: "Iterable[Future[Result]]", ahead: Callable[[], int], max_late: int = MAX_LATE) -> Iterator[Result]:
+    """Like ``in_order``, but a result that takes longer than ``PATIENCE`` lets up to ``max_late`` others go first."""
+    waiting, late = deque[Future[Result]](), set[Future[Result]]()
+    for future in chain(futures, [None]):
+        if future is not None:
+            waiting.append(future)
+        while len(waiting) > (0 if future is None else ahead()):
+            oldest = waiting.popleft()
+            if wait([oldest], PATIENCE).done:
+                yield oldest.result()
+            else:
+                late.add(oldest)
+            while len(late) > max_late:
+                yield from _take_done(late)
+            yield from _take_done(late, 0)
+    while late:
+        yield from _take_done(late)
+
+
+def _take_done(futures: "set[Future[Result]]", seconds: float | None = None) -> list[Result]:
+    """Remove those that are done, after waiting for the first of them."""
+    done = wait(futures, seconds, FIRST_COMPLETED).done if futures else set[Future[Result]]()
+    futures -= done
+    return [future.result() for future in done]
 
 
 def _start(count: int) -> list[_Process]:
@@ -176,17 +218,18 @@ def _start(count: int) -> list[_Process]:
 def spawning(environment: Mapping[str, str] = {}) -> Iterator[None]:
     """Start processes that import no file of the current folder in place of a module, and do not run the caller's script."""
     wanted = {**environment, "PYTHONSAFEPATH": "1"}
-    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in wanted}
-    sys.modules["__main__"] = ModuleType("__main__")
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+    with _spawning:
+        main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in wanted}
+        sys.modules["__main__"] = ModuleType("__main__")
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def _shut_down(workers: Sequence[ThreadPoolExecutor | _Process]) -> None:
