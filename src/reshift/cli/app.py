@@ -13,14 +13,21 @@ import typer
 
 from reshift import __version__
 from reshift.cli.bench import bench
+from reshift.cli.cache import cache
+from reshift.cli.completion import answer_shells, completion
 from reshift.cli.data import check, datasets, prepare
 from reshift.cli.demo import demo
+from reshift.cli.doctor import doctor
 from reshift.cli.evaluate import compare, evaluate, figures, select
+from reshift.cli.exchange import pull, push, schema
 from reshift.cli.info import info, methods
+from reshift.cli.pacs import pacs
 from reshift.cli.score import score
+from reshift.cli.serve import serve
 from reshift.cli.shared import INTERRUPTED, cleanup, shown
 from reshift.cli.train import calibrate, train
-from reshift.errors import Stopped, UserError
+from reshift.cli.weights import weights
+from reshift.errors import Stopped, UserError, printable
 from reshift.system.signals import ending_signals
 
 app = typer.Typer(
@@ -33,13 +40,18 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train and score": (demo, train, calibrate, score),
+    "Serve": (serve,),
     "Evaluate": (evaluate, compare, select, figures, bench),
     "Data": (check, prepare, datasets),
-    "Information": (info, methods),
+    "Share": (push, pull),
+    "Information": (info, methods, schema, doctor, completion),
 }
 for panel, commands in COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.add_typer(pacs, rich_help_panel="Train and score")
+app.add_typer(weights, rich_help_panel="Information")
+app.add_typer(cache, rich_help_panel="Information")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer exports only this subclass of it
 
@@ -59,6 +71,7 @@ def main() -> None:
     for number in ending_signals():
         signal.signal(number, _interrupt)
     warnings.filterwarnings("ignore", module="PIL")  # about metadata; only the pixels are used
+    answer_shells()
     args = sys.argv[1:] or ["--help"]
     debug = "--debug" in args
     try:
@@ -82,7 +95,7 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 def _error_line(err: Exception) -> str:
     if isinstance(err, OSError):
-        return f"{err.filename}: {err.strerror}" if err.filename else str(err)
+        return printable(f"{err.filename}: {err.strerror}" if err.filename else str(err))
     if isinstance(err, UserError):
         return str(err)
     usage: Any = err

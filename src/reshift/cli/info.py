@@ -1,6 +1,8 @@
 """``reshift info`` and ``reshift methods``."""
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,9 +21,11 @@ def info(bundle: BundlePath, as_json: AsJson = False) -> None:
         "method": found.config.method, "seed": found.config.seed, **found.facts, "model_sha256": found.fingerprint,
         "parameters": sum(p.numel() for p in found.detector.parameters()),
     }  # fmt: skip
+    if found.features:
+        known["features"] = {name: _features(bundle, name, about) for name, about in found.features.items()}
     if found.calibration is not None:
         chosen = found.calibration.reference
-        known |= {"calibrated_on": f"{chosen.images} normals ({found.calibration.default})"}
+        known |= {"calibrated_on": f"{chosen.normals} ({found.calibration.default})"}
         known |= {"image_threshold": chosen.image_threshold, "pixel_threshold": chosen.pixel_threshold}
         known |= {"acquisition": _acquisition(found.calibration.acquisition), "warnings": found.calibration.warnings()}
     if as_json:
@@ -40,6 +44,14 @@ def methods(as_json: AsJson = False) -> None:
         return
     for name, entry in METHODS.items():
         typer.echo(f"{name:14} {entry.summary}")
+
+
+def _features(bundle: Path, name: str, about: Mapping[str, str]) -> str:
+    """Which weights of a pretrained network a bundle was made with."""
+    from reshift.inference.features import embedded_path
+
+    carried = ", in the bundle" if embedded_path(bundle, name).exists() else ""
+    return f"{about['what']}, SHA-256 {about['sha256']}{carried}"
 
 
 def _acquisition(known: Any) -> str:

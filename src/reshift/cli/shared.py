@@ -1,4 +1,4 @@
-"""Options, exit codes and helpers that several commands share."""
+"""Options, exit codes and functions that several commands share."""
 
 import sys
 from collections.abc import Iterable
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from reshift.errors import printable
 
 FAILED_CASES, INTERRUPTED = 3, 130  # exit codes; a user's mistake is 2
 
@@ -41,7 +43,7 @@ def shown(text: str) -> str:
 def warn(lines: Iterable[str]) -> None:
     """Print warnings to stderr."""
     for line in lines:
-        typer.echo(f"warning: {shown(line)}", err=True)
+        typer.echo(f"warning: {printable(shown(line))}", err=True)
 
 
 def print_metrics(metrics: dict[str, Any]) -> None:

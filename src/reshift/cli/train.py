@@ -29,33 +29,54 @@ def train(
     seed: Annotated[int | None, typer.Option(help="seed of all random numbers; default: 0")] = None,
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, …; default: auto")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run in --out")] = False,
+    embed: Annotated[
+        bool, typer.Option("--embed", help="copy the pretrained feature networks into the bundle, which then needs no others")
+    ] = False,
 ) -> None:
     """Train a method on normal images and calibrate it on held-out ones. Writes RUN/bundle and RUN/log.jsonl."""
     with heavy_imports():
         from reshift.config import parse_assignment, read_toml
         from reshift.inference.bundle import load_bundle
+        from reshift.inference.features import embed as embed_features
         from reshift.training.run import resolve, train_run
 
     layers: list[dict[str, Any]] = [read_toml(config)] if config else []
     layers += [parse_assignment(text) for text in set_ or ()]
     layers += [{"seed": seed}] if seed is not None else []
     layers += [{"train": {"device": device}}] if device else []
-    bundle = train_run(resolve(method, profile, layers), unpack(data), out, resume=resume)
+    bundle = train_run(resolve(method, profile, layers), unpack(data), out, resume=resume, announce=_print_features)
     if os.environ.get("RANK", "0") == "0":
         trained = load_bundle(bundle)
+        if embed:
+            embed_features(bundle, trained.detector.feature_names)
         warn(trained.notes() + (trained.calibration.warnings() if trained.calibration else []))
         typer.echo(f"bundle: {bundle}")
 
 
-def calibrate(bundle: BundlePath, data: Data, device: Device = "auto") -> None:
-    """Compute new thresholds and p-values for a bundle from other normal images, without training."""
+def _print_features(detector: Any) -> None:
+    from reshift.inference.features import summary
+
+    if line := summary(detector.feature_names):
+        typer.echo(line, err=True)
+
+
+def calibrate(
+    bundle: BundlePath,
+    data: Data,
+    subject: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="plain folders: finds the subject in a file's name, in its first group"),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Adapt a bundle to other normal images without training: normalisation, thresholds and p-values."""
     with heavy_imports():
         from reshift.inference.calibrate import calibrate_bundle
 
     data = unpack(data)
     with locked(bundle) if bundle.is_dir() else nullcontext():  # what is wrong with another path is said below
-        calibration = calibrate_bundle(bundle, data, device)
+        calibration = calibrate_bundle(bundle, data, device, subject)
     chosen = calibration.reference
     thresholds = f"image threshold {chosen.image_threshold:.6g}, pixel threshold {chosen.pixel_threshold:.6g}"
-    typer.echo(f"{thresholds}, {chosen.images} normals")
+    typer.echo(f"{thresholds}, {chosen.normals}")
     warn(calibration.warnings())
