@@ -34,7 +34,7 @@ from reshift.inference.acquisition import (
     fit_acquisition,
     fit_features,
 )
-from reshift.nets.features import efficientnet_lite0
+from reshift.nets.efficientnet_lite import efficientnet_lite0
 
 TRAINING, OWN, OTHER = 300, 80, 40  # images
 COLUMNS = ("p ≤ 0.05: grey", "features", "both", "unlike: grey", "features", "warned")

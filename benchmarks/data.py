@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -71,12 +71,12 @@ def write_nifti(path: Path) -> Path:
     return path
 
 
-def files(folder: Path) -> dict[str, tuple[Path, Callable[[Path], object], int]]:
+def files(folder: Path, sizes: Sequence[int]) -> dict[str, tuple[Path, Callable[[Path], object], int]]:
     """One file of every kind, the bare library that decodes it, and its number of images."""
     from pydicom.data import get_testdata_file
 
     found: dict[str, tuple[Path, Callable[[Path], object], int]] = {}
-    for size in (256, 512, 1024):
+    for size in sizes:
         pixels = draw("chest", 0, 1, abnormal=False, size=size).pixels
         for kind, array in (("png", pixels), ("jpg", pixels), ("tif", pixels.astype(np.uint16) * 200)):
             PIL.Image.fromarray(array).save(path := folder / f"{size}.{kind}")
@@ -87,10 +87,10 @@ def files(folder: Path) -> dict[str, tuple[Path, Callable[[Path], object], int]]
     return found
 
 
-def cpu_ms(work: Callable[[], object], calls: int, images: int) -> Timing:
-    """CPU milliseconds per image of this thread; the first repeat warms up."""
+def cpu_ms(work: Callable[[], object], calls: int, images: int, repeats: int) -> Timing:
+    """CPU milliseconds per image of this thread; a first repeat warms up."""
     times = []
-    for _ in range(4):
+    for _ in range(1 + repeats):
         begun = time.thread_time()
         for _ in range(calls):
             work()
@@ -98,12 +98,12 @@ def cpu_ms(work: Callable[[], object], calls: int, images: int) -> Timing:
     return summary(times[1:])
 
 
-def reading(rows: Rows, folder: Path) -> None:
+def reading(rows: Rows, folder: Path, *, quick: bool) -> None:
     """CPU milliseconds per image: the bare library, and ours with all checks up to the network's input."""
-    for name, (path, bare, images) in files(folder).items():
+    for name, (path, bare, images) in files(folder, (256,) if quick else (256, 512, 1024)).items():
         for label, work in (("bare library", bare), ("to the network's input", read_prepared)):
-            calls = 1 if images > 1 else 10
-            timing = cpu_ms(partial(work, path), calls, images * calls)
+            calls = 1 if images > 1 or quick else 10
+            timing = cpu_ms(partial(work, path), calls, images * calls, 1 if quick else 3)
             rows.add("reading", f"{name}: {label}", timing.median, "ms CPU per image", timing.low, timing.high)
 
 
@@ -155,11 +155,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[0, min(16, cores())])
     parser.add_argument("--ray", type=int, nargs="*", default=[], help="numbers of Ray workers (extra: ray)")
     parser.add_argument("--training", action="store_true", help="also train from these files; best on a GPU")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats, to try the script")
     parser.add_argument("--folder", type=Path, help="where the files lie")
     given, rows = parser.parse_args(), Rows()
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         folder = Path(name)
-        reading(rows, folder)
+        reading(rows, folder, quick=given.quick)
         images = write_images(folder, given.images, given.size)
         quiet = {"calibrate": {"features": "off", "training_sample": 64}}
         bundle = given.bundle or train_run(resolve("area", "paper", [quiet]), folder / "drawn" / "manifest.csv", folder / "area")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import Cli, Outcome, save_many
 
+pytest_plugins = ["pacs_archive"]  # fixtures that the tests of one folder share
+
 # Before torch is imported, and inherited by every process the tests start: the networks here are so small that a second
 # thread only gets in the way, and two test workers with two threads each fight over two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,7 +22,8 @@ os.environ["RESHIFT_CACHE"] = "off"  # a test that wants trained stages to be sh
 
 # Files that train, start processes, interpret kernels or open a browser: the longest first. `make test-fast` leaves them out.
 SLOW = (
-    "test_sanity", "test_train", "test_ray_score", "test_benchmarks", "test_ray_bench", "test_bench_killed",
+    "test_serve_faults", "test_serve_api", "test_serve_refusals", "test_serve",
+    "test_sanity", "test_train", "test_ray", "test_benchmarks", "test_bench_killed",
     "test_interrupted", "test_thin_conv", "test_bench_smoke", "test_bench_stopped", "test_accelerate", "test_methods",
     "test_stagecache", "test_end_to_end", "test_batch_norm_relu", "test_batch_norm_relu_pool", "test_prepare_command",
     "test_add_a_method", "test_adamw", "test_select", "test_sweep", "test_report", "test_figures_maps",
@@ -29,7 +32,12 @@ SLOW = (
     "test_pixels", "test_attention", "test_autoencoders", "test_conv", "test_check", "test_nearest_code",
     "test_bench_engine", "test_bench_cells", "test_bench_tables", "test_bench_cost", "test_startup",
     "test_evaluate_again", "test_annotations", "test_pixel_intervals", "test_score_again", "test_compare",
+    "test_guides", "test_package", "test_site",
+    "test_pacs_faults", "test_pacs_score", "test_pacs_killed", "test_pacs_listen",
+    "test_faults", "test_determinism", "test_supply_chain", "test_fuzz", "test_slow_files", "test_large_images",
     "test_score_dicom", "test_dicom_export", "test_shared_data", "test_pixel_allowance", "test_reshift", "test_acquisition",
+    "test_pull", "test_bundle_features",
+    "test_privacy", "test_findings_files", "test_dicom_valid", "test_anonymise",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ LAYERS = [
     "errors",
     "config",
     "evaluation.metrics core system",
+    "weights",
     "nets",
     "kernels methods",
     "data datasets",
@@ -22,7 +23,7 @@ LAYERS = [
     "training",
     "evaluation",
     "reports",
-    "bench pacs serve export",
+    "bench pacs serve export exchange",
     "cli",
 ]
 # What the layers alone would allow, and we do not.

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench_cells import broken, cell
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
          ROOT / "results" / "README.md", ROOT / "benchmarks" / "README.md"]  # fmt: skip
 MAX_LINE = 140
 

@@ -1,9 +1,10 @@
-"""Bundles written by an earlier version still load, and give the same scores and metrics.
+"""Bundles that were written once still load, and give the same scores and metrics.
 
 ``tests/frozen`` holds two small bundles trained on phantom brains, and what the version that wrote them said of the test images.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
+from reshift.errors import UserError
 from reshift.evaluation.evaluate import evaluate
 from reshift.inference.model import Model, load_model
 from reshift.inference.score import score
@@ -36,7 +38,7 @@ def load(method: str) -> Model:
 
 
 def close(found: Any, wanted: Any) -> None:
-    """Equal in shape and type, numbers to six digits: processors differ in the last ones."""
+    """Equal in shape and type, numbers to four digits: processors differ in the last ones, and networks add that up."""
     if isinstance(wanted, dict):
         assert set(found) >= set(wanted)
         for name, value in wanted.items():
@@ -46,7 +48,7 @@ def close(found: Any, wanted: Any) -> None:
         for mine, theirs in zip(found, wanted, strict=True):
             close(mine, theirs)
     elif isinstance(wanted, float):
-        assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-4)
     else:
         assert found == wanted
 
@@ -63,3 +65,12 @@ def test_scores_of_a_frozen_bundle(method: str, manifest: Path, tmp_path: Path) 
     score(load(method), [manifest], tmp_path)
     records = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     close({Path(record["input"]).name: record for record in records}, expected(method)["scores"])
+
+
+def test_a_bundle_of_the_first_version_of_the_default_method_is_refused(tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(FROZEN / "reshift" / "bundle", tmp_path / "bundle"))
+    about = json.loads((bundle / "config.json").read_text())
+    about["config"]["model"] = {"members": 4, "steps": 800}
+    (bundle / "config.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match=r"config\.json: .*first version of this method.*train again"):
+        load_model(bundle, "cpu")

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from reshift.evaluation.metrics.table import select_metrics
+
 ABOUT = ("dataset", "trained_on", "row", "group", "method", "setting", "seed")
-COST = ("steps", "train_seconds", "images_per_second", "code", "date")
+COST = ("steps", *(metric.name for metric in select_metrics("cost")), "code", "date")
 
 
 def short(value: object) -> object:

@@ -9,7 +9,7 @@ The source is a pickle, which may run anything while it is read. It is therefore
 unpickler that can rebuild numpy arrays and nothing else.
 """
 
-import pickle
+import pickle  # nosec B403
 import sys
 from pathlib import Path
 from typing import Any

@@ -5,9 +5,9 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, get_args
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from reshift.errors import UserError
 
@@ -21,6 +21,13 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+NUMBER = "number"  # what pydantic adds to the name of a setting that is a number or "auto"
+AutoOrNumber = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=0.0, allow_inf_nan=False), Tag(NUMBER)],
+    Discriminator(lambda value: "auto" if value == "auto" else NUMBER),
+]
+
+
 class DataConfig(Frozen):
     """How files become the network's input."""
 
@@ -29,17 +36,31 @@ class DataConfig(Frozen):
     scale: Literal["auto", "bits", "percentile"] = Field(
         "auto", description="how grey values are scaled to [-1, 1]: by bit depth, by percentiles, or auto"
     )
+    level: Literal["auto", "median", "none"] = Field(
+        "none", description="median: divide by the organ's median grey value; auto: where the normals say that it helps"
+    )
     square: Literal["crop", "pad"] = Field("crop", description="how images become square: cut the longer side, or pad with black")
     min_foreground: float = Field(
         0.1, ge=0.0, le=1.0, description="use slices of a volume with at least this share of the largest slice's foreground"
     )
     holdout: float = Field(0.2, ge=0.0, lt=1.0, description="share of training images held out for calibration, by subject")
-    consensus: float = Field(
-        0.0, ge=0.0, allow_inf_nan=False,
-        description="smooth the heat-maps of a stack along its slices by a Gaussian with this σ, in slices; 0: off",
-    )  # fmt: skip
+    consensus: AutoOrNumber = Field(
+        "auto", description="smooth heat-maps along the slices of a stack by a Gaussian with this σ, in slices; 0: off; or auto"
+    )
+    position: Literal["column", "name"] = Field(
+        "column", description="where an image lies in its stack: the manifest's column, or the last number in the file's name"
+    )
     subject: str | None = Field(None, description="plain folders: regex for the file name; its first group is the subject")
+    max_pixels: int = Field(
+        100_000_000, ge=1024, le=178_956_970,  # Pillow reads no larger ones
+        description="largest image, in pixels; a file that claims more is refused unread",
+    )  # fmt: skip
     memory_gb: float = Field(4.0, gt=0.0, description="keep prepared images in memory up to this size; stream more from disk")
+
+    @property
+    def sigma(self) -> float:
+        """The σ of the consensus. Training replaces auto by a number, so that a bundle says what it does."""
+        return 0.0 if self.consensus == "auto" else float(self.consensus)
 
 
 class TrainConfig(Frozen):
@@ -60,8 +81,11 @@ class TrainConfig(Frozen):
     tensorboard: bool = Field(False, description="also log to RUN/tensorboard (extra: log)")
 
 
-# Settings of [train] that do not change what is learned: they may differ on resume and between machines.
-RUNTIME_SETTINGS = ("cache", "device", "log_every", "checkpoint_seconds", "tensorboard")
+# Settings that do not change what is learned: they may differ on resume and between machines.
+RUNTIME_SETTINGS = {
+    "data": ("max_pixels",),
+    "train": ("cache", "device", "log_every", "checkpoint_seconds", "tensorboard"),
+}
 
 
 class CalibrateConfig(Frozen):
@@ -100,7 +124,7 @@ def parse(cls: type[Model], values: Mapping[str, Any], where: str = "") -> Model
         first = err.errors()[0]
         if not first["loc"]:  # a rule over several settings; its message names them
             raise UserError(f"{where or 'settings'}: {first['msg'].removeprefix('Value error, ')}") from None
-        path = [str(part) for part in first["loc"]]
+        path = [str(part) for part in first["loc"] if part != NUMBER]
         name = ".".join([where, *path] if where else path)
         if first["type"] == "extra_forbidden":
             raise UserError(f"unknown setting '{name}'{_nearest(cls, path, where)}") from None

@@ -68,9 +68,8 @@ def test_pixel_ap_of_one_image_leaves_ignored_pixels_out() -> None:
     heat, mask, ignore = rng.random((8, 8), dtype=np.float32), rng.random((8, 8)) > 0.7, np.zeros((8, 8), bool)
     ignore[:2] = True
     mask &= ~ignore
-    paired = compute.PairedValues.__new__(compute.PairedValues)
-    paired.threshold = 0.5
-    dice, ap = paired._pixels(Sample(None, mask=mask, ignore=ignore, heatmap=heat))  # type: ignore[arg-type]
+    found = compute.PairedValues(0.5)._pixels(Sample(None, mask=mask, ignore=ignore, heatmap=heat))  # type: ignore[arg-type]
+    dice, ap = found["dice"], found["pixel_ap"]
     assert ap == pytest.approx(average_precision_score(mask[2:].ravel(), heat[2:].ravel()), rel=1e-5)
     called = heat[2:] > 0.5
     assert dice == pytest.approx(2 * (called & mask[2:]).sum() / (called.sum() + mask[2:].sum()), rel=1e-5)

@@ -25,7 +25,7 @@ def test_a_stopped_run_writes_a_checkpoint_and_the_next_one_continues(
     wait_until(lambda: logged(out), process)
     process.send_signal(signal.SIGINT)
     err = process.communicate(timeout=60)[1]
-    first = assert_stopped(out, process.returncode, err)
+    first = assert_stopped(out, process.wait(), err)
 
     def stop() -> None:
         wait_until(lambda: len(logged(out)) > len(first))

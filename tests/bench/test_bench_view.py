@@ -40,11 +40,11 @@ class Closed(Terminal):
 def test_counts_and_best_of_each_dataset() -> None:
     state = State(6, ["ixi", "ixi-atlas", "busi"])
     for event in (
-        Event("cached", "busi-dae-0", detail="AUC 0.700, AP 0.2"),
+        Event("cached", "busi-dae-0", detail="AUC 0.700, AP 0.2", rank=0.7),
         Event("started", "busi-ae-0"),
-        Event("done", "busi-ae-0", 4.0, "AUC 0.600"),
+        Event("done", "busi-ae-0", 4.0, "AUC 0.600", 0.6),
         Event("started", "ixi-atlas-thor-simplex-0"),
-        Event("done", "ixi-atlas-thor-simplex-0", 6.0, "AUC 0.900"),
+        Event("done", "ixi-atlas-thor-simplex-0", 6.0, "AUC 0.900", 0.9),
         Event("started", "ixi-ae-0"),
         Event("failed", "ixi-ae-0", 1.0, "out of memory at step 17"),
         Event("started", "ixi-ae-1"),
@@ -98,7 +98,7 @@ def test_a_panel_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     with live(2, ["busi"]) as report:
         report(Event("started", "busi-[red]-0"))
-        report(Event("done", "busi-[red]-0", 2.0, "AUC 0.900"))
+        report(Event("done", "busi-[red]-0", 2.0, "AUC 0.900", 0.9))
     shown = screen.getvalue()
     assert "best so far on busi: busi-[red]-0: AUC 0.900" in shown  # a name is not markup
     assert shown.rstrip().endswith("1/2 cells: 1 done, about 2 s left")

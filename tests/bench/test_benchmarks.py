@@ -49,21 +49,8 @@ def test_inference(run: Any) -> None:
 
 def test_data(run: Any, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    arguments = (
-        "--images",
-        "12",
-        "--size",
-        "64",
-        "--workers",
-        "1",
-        "--device",
-        "cpu",
-        "--folder",
-        str(tmp_path),
-        "--out",
-        str(out),
-    )
-    found = rows(run("data.py", *arguments))
+    small = ("--quick", "--images=12", "--size=64", "--workers=1", "--device=cpu")
+    found = rows(run("data.py", *small, f"--folder={tmp_path}", f"--out={out}"))
     assert found == rows(out.read_text())
     assert {name.split(":")[0] for name in found} == {"reading", "score"}
 

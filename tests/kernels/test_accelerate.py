@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import TINY_DMD, interpret
+from helpers import TINY_DMD
+from interpreted import interpret
 from torch import nn
 
 from reshift.errors import UserError
@@ -146,4 +147,4 @@ def compare() -> None:
 
 
 def test_training_with_all_twins_is_training_without() -> None:
-    interpret("test_accelerate", "compare()")
+    interpret("test_accelerate", "compare")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import interpret
+from interpreted import interpret
 from torch import Tensor, nn
 
 from reshift.config import TrainConfig
@@ -160,7 +160,7 @@ def compare() -> None:
 
 
 def test_fused_steps_are_those_of_torch() -> None:
-    interpret("test_adamw", "compare()")
+    interpret("test_adamw", "compare")
 
 
 def test_on_the_cpu_torch_steps() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import interpret
+from interpreted import interpret
 from torch import Tensor
 
 from reshift.nets.unet import Attention
@@ -85,4 +85,4 @@ def compare_all() -> None:
 
 
 def test_fused_kernels_agree_with_torch() -> None:
-    interpret("test_attention", "compare_all()")
+    interpret("test_attention", "compare_all")

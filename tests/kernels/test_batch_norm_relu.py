@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import interpret
+from interpreted import interpret
 from torch import Tensor, nn
 
 from reshift.nets.norm import BatchNormReLU
@@ -110,4 +110,4 @@ def compare_all() -> None:
 
 
 def test_fused_kernels_agree_with_torch() -> None:
-    interpret("test_batch_norm_relu", "compare_all()")
+    interpret("test_batch_norm_relu", "compare_all")

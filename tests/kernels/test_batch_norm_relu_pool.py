@@ -3,7 +3,7 @@
 from itertools import product
 
 import torch
-from helpers import interpret
+from interpreted import interpret
 from torch import Tensor
 
 from reshift.nets.norm import BatchNormReLUPool
@@ -107,4 +107,4 @@ def compare() -> None:
 
 
 def test_fused_kernels_agree_with_torch() -> None:
-    interpret("test_batch_norm_relu_pool", "compare()")
+    interpret("test_batch_norm_relu_pool", "compare")

@@ -3,7 +3,7 @@
 from itertools import product
 
 import torch
-from helpers import interpret
+from interpreted import interpret
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -98,4 +98,4 @@ def compare() -> None:
 
 
 def test_fused_convolutions_agree_with_torch() -> None:
-    interpret("test_conv", "compare()")
+    interpret("test_conv", "compare")

@@ -151,7 +151,7 @@ def test_a_model_gives_the_same_results_and_does_not_record_rare_shapes(monkeypa
 
 def test_a_fold_left_out_has_a_recording_of_its_own() -> None:
     torch.manual_seed(0)
-    settings = ReshiftSettings(members=2, widths=(8, 8, 8, 8), features="off", sources=("offset",))
+    settings = ReshiftSettings(folds=2, widths=(8, 8, 8, 8), denoising_widths=(8, 8, 8), features="off", sources=("offset",))
     detector = Reshift(settings, 32, 1).eval().requires_grad_(False)
     plain, replayed = model(detector), model(detector)
     replayed.replays = taped = Taped()

@@ -3,7 +3,7 @@
 from itertools import product
 
 import torch
-from helpers import interpret
+from interpreted import interpret
 from torch.nn import functional as F
 
 from reshift.nets.norm import GroupNorm, GroupNormSiLU
@@ -72,4 +72,4 @@ def compare() -> None:
 
 
 def test_fused_kernels_agree_with_torch() -> None:
-    interpret("test_group_norm", "compare()")
+    interpret("test_group_norm", "compare")

@@ -1,7 +1,7 @@
 """The kernel that searches for the nearest code finds what Eq. 2 says, and the codebook has an embedding's gradient."""
 
 import torch
-from helpers import interpret
+from interpreted import interpret
 from torch.nn import functional as F
 
 from reshift.core.quantize import nearest_code
@@ -26,4 +26,4 @@ def compare() -> None:
 
 
 def test_search_and_lookup_are_those_of_core() -> None:
-    interpret("test_nearest_code", "compare()")
+    interpret("test_nearest_code", "compare")

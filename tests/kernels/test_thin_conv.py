@@ -1,7 +1,7 @@
 """Convolutions from or to one channel: the kernels, interpreted, against torch."""
 
 import torch
-from helpers import interpret
+from interpreted import interpret
 from torch import Tensor, nn
 
 # images, wide channels, rows and columns of the input, kernel, stride, padding: tiles that are not full, edges that count
@@ -68,4 +68,4 @@ def compare_all() -> None:
 
 
 def test_kernels_agree_with_torch() -> None:
-    interpret("test_thin_conv", "compare_all()")
+    interpret("test_thin_conv", "compare_all")

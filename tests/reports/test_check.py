@@ -5,6 +5,7 @@ import os
 import re
 import zipfile
 from collections import Counter
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from PIL import Image, ImageDraw
 
 from reshift.data.burned_in import stroke_count, suspected
 from reshift.data.phantom import draw, write_phantom
-from reshift.reports.check import CheckResult, check
+from reshift.reports.check import ADVICE, NOTES, PROBLEMS, CheckResult, check
 from reshift.reports.check_page import page, summary, text
 
 DATA = Path(os.environ.get("RESHIFT_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -82,6 +83,13 @@ def test_reasons_do_not_repeat_the_path(broken: Path) -> None:
     assert by_image["i/010.png",] == "mask 32×72, image 32×24"
     assert by_image["i/013.png",].startswith("mask bad.png: not a PNG")
     assert by_image["i/015.png",] == "mask gone.png"
+
+
+def test_the_page_says_what_to_do_about_each_finding(broken: Path) -> None:
+    assert list(ADVICE) == [*PROBLEMS, *NOTES]
+    result = check(broken, quiet=True)
+    sheet, found = unescape(page(result, quiet=True)), {finding.kind for finding in result.problems + result.notes}
+    assert [kind for kind in ADVICE if ADVICE[kind] in sheet] == [kind for kind in ADVICE if kind in found]
 
 
 def test_a_healthy_set(healthy: Path) -> None:

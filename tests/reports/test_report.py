@@ -120,7 +120,7 @@ def test_verdict_states_what_may_be_chance(auc: float, normal: int, abnormal: in
 def test_missing_values_are_dashes_with_a_reason_never_zero() -> None:
     page = render(bare())
     assert verdict(page) == "3 images were scored; without labels, accuracy cannot be judged."
-    assert page.count('class="missing"') == 4 + 7 + 7
+    assert page.count('class="missing"') == 4 + 7 + 9
     assert 'title="Not available: needs normal and abnormal images"' in page
     assert "0.000" not in page.split("<main>")[1].split("</table>")[0]
     assert payload(page)["cases"][2]["score"] is None

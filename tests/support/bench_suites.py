@@ -38,7 +38,7 @@ inference = true
 updates = { epochs = 6 }
 set = { model = { widths = [4, 8] } }
 """
-LONG, LONG_SWEEP = (text.replace("epochs = 6", "epochs = 100") for text in (DAE, SWEEP))  # to be interrupted
+LONG, LONG_SWEEP = (text.replace("epochs = 6", "epochs = 60") for text in (DAE, SWEEP))  # to be interrupted
 IMPOSSIBLE = '[[rows]]\nlabel = "Impossible"\nmethod = "dae"\nset = { model = { widths = [4, 8, 8, 8, 8, 8, 8] } }\n'
 
 

@@ -1,16 +1,12 @@
 """What several tests need: small images, running the command line, and checking refusals."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
+from forked import Forked
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -111,14 +107,13 @@ def assert_nothing_half_written(folder: Path) -> None:
             np.load(path)
 
 
-def start(*args: object, prelude: str = "") -> subprocess.Popen[str]:
+def start(*args: object, prelude: str = "") -> Forked:
     """Start ``reshift ARGS`` as another process, which runs ``prelude`` first.
 
     Tests started in the background of a shell inherit that Ctrl-C is ignored; a user's terminal does not do that.
     """
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    program = [sys.executable, "-c", f"{heed}\n{prelude}\nfrom reshift.cli.app import main; main()", *(str(a) for a in args)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Forked(f"{heed}\n{prelude}\nfrom reshift.cli.app import main; main()", [str(a) for a in args])
 
 
 def run_process(*args: object, largest_file: int | None = None) -> Outcome:
@@ -127,13 +122,5 @@ def run_process(*args: object, largest_file: int | None = None) -> Outcome:
         f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file}, {largest_file}))" if largest_file else ""
     )
     process = start(*args, prelude=limit)
-    out, err = process.communicate(timeout=120)
-    return Outcome(process.returncode, out, err)
-
-
-def interpret(module: str, call: str) -> None:
-    """Call a function of a test module where Triton interprets its kernels, which it decides when it is imported."""
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed (it comes with torch for CUDA)")
-    code = f"import sys; sys.path[:0] = ['tests/support', 'tests/kernels']; import torch; import {module} as t; t.{call}"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    out, err = process.communicate()
+    return Outcome(int(process.returncode or 0), out, err)

@@ -1,17 +1,18 @@
 """Wait for processes and look at them, the way Linux shows them in ``/proc``."""
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+from forked import Forked
+
 LIMIT = 120.0  # seconds
 
 
-def wait_until(condition: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
+def wait_until(condition: Callable[[], object], process: Forked | None = None) -> None:
     """Wait until a condition is true, during which ``process`` must not end."""
     deadline = time.monotonic() + LIMIT
     while not condition():

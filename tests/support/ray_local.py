@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -35,8 +36,8 @@ METHOD = f"{__name__}:{Gated.__name__}"
 
 
 @contextmanager
-def local_ray(gate: Path | None = None) -> Iterator[Any]:
-    """Start Ray with two workers; at the end, check that none of its processes is left."""
+def local_ray(gate: Path) -> Iterator[Any]:
+    """Start Ray with two workers; at the end, check that none of its processes is left, nor imported what lay around."""
     if find_spec("ray") is None:
         pytest.skip("reshift[ray] is not installed")
     from reshift.methods import VARIABLE
@@ -44,16 +45,34 @@ def local_ray(gate: Path | None = None) -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv(
-            "PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{Path(__file__).parents[1] / 'bench'}", prepend=os.pathsep
-        )
+        patch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{Path(__file__).parents[1]}", prepend=os.pathsep)
         patch.setenv(VARIABLE, METHOD)
-        if gate:
-            patch.setenv(GATE, str(gate))
+        patch.setenv(GATE, str(gate))
         before = descendants({os.getpid()})
-        with cluster(2) as ray:
+        with TemporaryDirectory() as trap, _started_in(_write_trap(Path(trap)), cluster(2)) as ray:
             roots = descendants({os.getpid()}) - before
             yield ray
             started = roots | descendants(roots)
+            assert [path.name for path in Path(trap).glob("*-was-imported")] == []
         assert started
         wait_until(lambda: not any(alive(process) for process in started))
+
+
+def _write_trap(folder: Path) -> Path:
+    """Files that no worker may import, although Ray would put the driver's current folder first."""
+    for name in ("numpy", "pydantic", "torch"):
+        note = folder / f"{name}-was-imported"
+        (folder / f"{name}.py").write_text(
+            f"open({str(note)!r}, 'w').close()\nraise ImportError('a file of the current folder')\n"
+        )
+    return folder
+
+
+@contextmanager
+def _started_in(folder: Path, entered: AbstractContextManager[Any]) -> Iterator[Any]:
+    """Enter a context with ``folder`` as the current folder, and go back."""
+    home = Path.cwd()
+    os.chdir(folder)
+    with entered as value:
+        os.chdir(home)
+        yield value

@@ -29,6 +29,7 @@ class Event(NamedTuple):
     cell: str
     seconds: float = 0.0
     detail: str = ""  # its main metrics, or why it failed
+    rank: float | None = None  # the first of its main metrics; the highest rank is the best cell
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 def deciding_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config without the settings that do not change the result."""
-    return {**config, "train": {name: value for name, value in config["train"].items() if name not in RUNTIME_SETTINGS}}
+    kept = {table: {k: v for k, v in config[table].items() if k not in names} for table, names in RUNTIME_SETTINGS.items()}
+    return {**config, **kept}
 
 
 def digest(value: Any) -> str:
@@ -150,7 +152,10 @@ def _fault(cell: dict[str, Any]) -> str | None:
 
 def write_failed_cell(out: Path, spec: Spec, error: str) -> None:
     """Record a cell that could not be computed; ``error`` is one line."""
-    empty = dict.fromkeys(("metrics", "paired", "train_seconds", "images_per_second", "steps", "machine"))
+    from reshift.evaluation.metrics.table import select_metrics  # here: it imports numpy
+
+    cost = (metric.name for metric in select_metrics("cost"))
+    empty = dict.fromkeys(("metrics", "paired", *cost, "steps", "machine"))
     write_cell(out, spec.file, {**spec.record(), "status": "failed", "error": error, **empty, "date": today()})
 
 

@@ -25,7 +25,9 @@ from reshift.data.cases import Case, expand_volumes
 from reshift.data.manifest import load_cases
 from reshift.errors import Stopped, UserError, reason
 from reshift.evaluation.evaluate import normative_indices
-from reshift.evaluation.metrics.image import average_precision, curve
+from reshift.evaluation.metrics.cost import Cost
+from reshift.evaluation.metrics.one_image import LesionImage
+from reshift.evaluation.metrics.table import METRICS, cost_metrics
 from reshift.inference.bundle import Bundle, build, load_bundle
 from reshift.inference.calibrate import calibrate
 from reshift.inference.model import Model
@@ -53,7 +55,7 @@ def run_task(task: Task, device: str = "auto", report: Callable[[Event], object]
             report(Event("failed", spec.name, time.monotonic() - begun, cell))
         else:
             write_cell(Path(task.out), spec.file, cell)
-            report(Event("done", spec.name, time.monotonic() - begun, main_metrics(cell)))
+            report(Event("done", spec.name, time.monotonic() - begun, *main_metrics(cell)))
         begun = time.monotonic()
     _free_memory()
 
@@ -82,10 +84,12 @@ def disk_full(err: BaseException | None) -> bool:
     return False
 
 
-def main_metrics(cell: Mapping[str, Any]) -> str:
-    """Image AUC and pixel AP as short text."""
-    values = (("AUC", cell["metrics"]["image"].get("auc")), ("AP", cell["metrics"]["pixel"].get("ap")))
-    return ", ".join(f"{name} {value:.3f}" for name, value in values if value is not None)
+def main_metrics(cell: Mapping[str, Any]) -> tuple[str, float | None]:
+    """The metrics to show when a cell is done, and its rank among others by the first of them."""
+    found = [(metric, metric.read_cell(cell)) for metric in METRICS.values() if "progress" in metric.places]
+    text = ", ".join(f"{metric.caption} {metric.page_text(value)}" for metric, value in found if value is not None)
+    first, value = found[0]
+    return text, -value if value is not None and first.better == "lower" else value
 
 
 def train_model(task: Task, device: str) -> None:
@@ -113,20 +117,23 @@ def evaluate_cell(task: Task, spec: Spec, device: str) -> dict[str, Any]:
     indices = None
     if spec.normative and model.detector.overrides("pseudo_healthy"):
         indices = normative_indices(model, [case for case in load_cases(Path(spec.train_path)) if case.split == "train"])
-    paired = PairedValues(model)
+    calibration = model.bundle.calibration
+    paired = PairedValues(calibration.reference.pixel_threshold if calibration else None)
     folder = Path(task.out) / "evaluations" / spec.key
     metrics, _ = evaluate_with_report(model, tests, folder, spec.dataset, indices, paired.add, keep_arrays=False)
-    batch, images = bundle.config.train.batch, int(bundle.facts["images"])
+    steps = count_steps(bundle.detector, int(bundle.facts["images"]), bundle.config.train.batch)
+    cost = Cost(bundle.facts["seconds"], steps, model.images_per_second())
     return {
         **spec.record(), "status": "done", "error": None, "metrics": metrics, "paired": paired.columns,
-        "train_seconds": bundle.facts["seconds"], "images_per_second": model.images_per_second(),
-        "steps": count_steps(bundle.detector, images, batch), "machine": machine(model.device), "date": today(),
+        **cost_metrics(cost), "steps": steps, "machine": machine(model.device), "date": today(),
     }  # fmt: skip
 
 
 def predict_bundle(trained: Bundle, spec: Spec, device: str) -> Bundle:
     """Use the trained weights with the cell's own prediction settings, and calibrate again, since thresholds depend on them."""
     config = parse(Config, merge(spec.config, spec.predict))
+    if config.data.consensus == "auto":  # as training has decided
+        config = config.model_copy(update={"data": config.data.model_copy(update={"consensus": trained.config.data.consensus})})
     detector: Any = build(config)
     if _training_facts(detector) != _training_facts(trained.detector):
         raise UserError(f"row '{spec.row}': its 'predict' settings change what is trained; give them under 'set' instead")
@@ -168,32 +175,27 @@ class TimedModel(Model):
 
 
 class PairedValues:
-    """One value per test image, for paired tests between cells."""
+    """One value per test image and metric, for paired tests between cells."""
 
-    def __init__(self, model: Model) -> None:
-        calibration = model.bundle.calibration
-        self.threshold = calibration.reference.pixel_threshold if calibration else None
-        names = ("inputs", "subjects", "labels", "scores", "dice", "pixel_ap")
-        self.columns: dict[str, list[Any]] = {name: [] for name in names}
+    def __init__(self, threshold: float | None) -> None:
+        self.threshold = threshold
+        self.columns = dict[str, list[Any]]()
 
     def add(self, item: Sample[Case]) -> None:
         """Add one image."""
         case = item.case
-        row = (case.name, case.subject, case.label, _rounded(item.score), *self._pixels(item))
-        for column, value in zip(self.columns.values(), row, strict=True):
-            column.append(value)
+        row = {"inputs": case.name, "subjects": case.subject, "labels": case.label, "scores": _rounded(item.score)}
+        for name, value in {**row, **self._pixels(item)}.items():
+            self.columns.setdefault(name, []).append(value)
 
-    def _pixels(self, item: Sample[Case]) -> tuple[float | None, float | None]:
-        """Dice at the threshold and AP over the image's own pixels; None without a lesion."""
-        if item.mask is None or not item.mask.any():
-            return None, None
-        counted = np.ones_like(item.mask) if item.ignore is None else ~item.ignore
-        lesion, heat = item.mask[counted], item.heatmap[counted]
-        ap = average_precision(*curve(lesion, heat.astype(np.float64))[:2])
-        if self.threshold is None:
-            return None, _rounded(ap)
-        predicted = heat > self.threshold
-        return _rounded(2.0 * float((predicted & lesion).sum()) / float(predicted.sum() + lesion.sum())), _rounded(ap)
+    def _pixels(self, item: Sample[Case]) -> dict[str, float | None]:
+        """The metrics that are kept per image, over its own pixels; None without a lesion."""
+        image = None
+        if item.mask is not None and item.mask.any():
+            counted = np.ones_like(item.mask) if item.ignore is None else ~item.ignore
+            image = LesionImage(item.mask[counted], item.heatmap[counted], self.threshold)
+        kept = [(metric.image_column, metric.per_image) for metric in METRICS.values() if metric.per_image is not None]
+        return {column: _rounded(value(image)) if image is not None else None for column, value in kept}
 
 
 def _rounded(value: float | None) -> float | None:

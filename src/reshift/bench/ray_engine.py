@@ -112,7 +112,7 @@ def _work(task: Task, device: str, shared: SharedFolder, events: Any) -> str:
     report: Callable[[Event], None] = lambda event: events.put((model, event))  # noqa: E731
     attempts = _attempts_file(shared, task)
     try:
-        shared.verify()
+        shared.enter(relative=not Path(task.out).is_absolute())
         if count_attempt(attempts) > ATTEMPTS:
             return GIVEN_UP
         written = [spec for spec in task.cells if _written(task, spec)]  # by a worker that died later

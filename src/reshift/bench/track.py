@@ -1,6 +1,5 @@
 """Send the metrics of finished cells to TensorBoard (extra: log) or MLflow (extra: mlflow)."""
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,23 +10,16 @@ from typing import Any, Literal
 
 from reshift.bench.cells import slug
 from reshift.errors import UserError, reason
+from reshift.evaluation.metrics.table import METRICS
 
 Cell = Mapping[str, Any]
 Tracker = Literal["tensorboard", "mlflow"]
-LEVELS = ("image", "pixel", "normative")
 TAG = "reshift.key"  # of an MLflow run: the key of its cell, so that no cell is added twice
 
 
 def scalars(cell: Cell) -> dict[str, float]:
-    """Every finite number of a cell, by names such as ``image/auc``; empty for a failed cell."""
-    metrics = cell.get("metrics") or {}
-    found = {f"{level}/{name}": value for level in LEVELS for name, value in (metrics.get(level) or {}).items()}
-    found |= {f"cost/{name}": cell.get(name) for name in ("train_seconds", "images_per_second")}
-    return {name: float(value) for name, value in found.items() if _finite(value)}
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Every metric that a cell has, by names such as ``image/auc``; empty for a failed cell."""
+    return {f"{m.level}/{m.name}": value for m in METRICS.values() if (value := m.read_cell(cell)) is not None}
 
 
 @contextmanager

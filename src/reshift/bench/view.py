@@ -1,6 +1,5 @@
 """Show a running benchmark: a live panel on a terminal, plain lines in a log. An error here never stops the run."""
 
-import re
 import sys
 import threading
 import time
@@ -14,7 +13,6 @@ from reshift.bench.cells import Event
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-NUMBER = re.compile(r"([A-Za-z_]+)\s+(\d+(?:\.\d+)?)")
 MAX_SHOWN = 8  # running cells, and failures, in the panel
 
 
@@ -43,10 +41,9 @@ class State:
             return
         if event.kind == "done":
             self.seconds.append(event.seconds)
-        found = NUMBER.search(event.detail)
         name = self.dataset(event.cell)
-        if found and float(found[2]) > self.best.get(name, (-1.0, ""))[0]:
-            self.best[name] = (float(found[2]), f"{event.cell}: {event.detail}")
+        if event.rank is not None and (name not in self.best or event.rank > self.best[name][0]):
+            self.best[name] = (event.rank, f"{event.cell}: {event.detail}")
 
     def dataset(self, cell: str) -> str:
         """The data set at the start of a cell's name; names may contain dashes, so the known names are tried first."""

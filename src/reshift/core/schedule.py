@@ -19,8 +19,3 @@ def linear_alpha_bar(T_d: int = 1000, beta_1: float = 1e-4, beta_T: float = 0.02
 def at(alpha_bar: Tensor, t: Tensor) -> Tensor:
     """Gather :math:`\\bar\\alpha_t` for a batch of (mixed) timesteps, shaped ``(B, 1, 1, 1)`` to broadcast over latents."""
     return alpha_bar[t].view(-1, 1, 1, 1)
-
-
-def amplification(alpha_bar: Tensor) -> Tensor:
-    """Return how much Eq. 7 multiplies an error of ε_ω, :math:`\\sqrt{(1-\\bar\\alpha_t)/\\bar\\alpha_t}`: 157 at t = 1000."""
-    return ((1.0 - alpha_bar) / alpha_bar).sqrt()

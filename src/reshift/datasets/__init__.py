@@ -1,4 +1,7 @@
-"""The paper's public data sets, as downloaded → images and a manifest. One file per data set; the list below needs no numpy."""
+"""The paper's public data sets, as downloaded → images and a manifest. One file per data set; the list below needs no numpy.
+
+May import data and system.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple

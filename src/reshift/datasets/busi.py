@@ -70,7 +70,7 @@ def _groups(images: dict[str, Path], source: Path) -> tuple[dict[str, str], list
     with progress("comparing", len(images)) as advance:
         for name in sorted(images, key=_order):
             try:
-                pixels = read_image(source / images[name]).pixels
+                pixels = read_image(source / images[name]).pixels.astype(np.float32)
             except UserError as err:
                 problems.append(str(err).replace(f"{source}/", ""))
             else:

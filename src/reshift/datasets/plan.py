@@ -1,4 +1,4 @@
-"""What a data set's file returns: a plan of cases to convert; and the helpers that plans are made with."""
+"""What a data set's file returns: a plan of cases to convert; and the functions that plans are made with."""
 
 import hashlib
 import re

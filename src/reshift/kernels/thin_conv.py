@@ -2,10 +2,10 @@
 decoder.
 
 Replaces ``nn.Conv2d`` and ``nn.ConvTranspose2d``. cuDNN has no kernels for one channel that keep channels last, so it
-copies the wide side to another order and back. The thin side is ``(B, H, W)`` in memory, the wide one ``(B, h, w,
-c)``, a weight ``(c, k, k)``. Position (i, j) of the wide side belongs to the pixels (s·i + a - p, s·j + e - p), a and
-e from 0 to k - 1. A convolution widens by them; a transposed one, and a convolution's backward pass, narrows; both
-have the same gradient of the weight.
+copies the side with many channels to another order and back. Here a layer has a thin side, with one channel and
+``(B, H, W)`` in memory, and a wide side, ``(B, h, w, c)``; its weight is ``(c, k, k)``. Position (i, j) of the wide side
+belongs to the pixels (s·i + a - p, s·j + e - p), a and e from 0 to k - 1. A convolution widens by them; a transposed one,
+and a convolution's backward pass, narrows; both have the same gradient of the weight.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202 (a kernel has no types)

@@ -42,6 +42,26 @@ NOTES = {
     "text": "images with suspected burned-in text or marks",
     "no_mask": "abnormal test images without a mask; pixel metrics leave them out",
 }
+ADVICE = {  # what to do about each, on the page
+    "manifest": "Correct the named lines; reshift train would refuse the manifest.",
+    "missing": "Restore the files, or remove their rows.",
+    "unreadable": "Export or download them again; remove them if they stay damaged.",
+    "constant": "Remove them: they are blank, or their export failed.",
+    "repeated": "Keep one row per file.",
+    "abnormal_training": "Move them to the test split: training and thresholds take every image there for normal.",
+    "subject_leak": "Give all images of a subject to one split; otherwise the test metrics are too good.",
+    "duplicate_leak": "Keep each group in one split, and check whether the images are of one subject; otherwise the test "
+    "metrics are too good.",
+    "mask_size": "Export the mask on the grid of its image.",
+    "mask_empty": "Draw the lesion, correct the label, or leave the mask out: an empty mask counts every found lesion as wrong.",
+    "mask_on_normal": "Correct the label or the mask; one of them is wrong.",
+    "volume_mask": "Add a mask, or label the abnormal slices as single images.",
+    "duplicates": "Neighbouring slices of one subject are fine. Copies are not: they count twice in training and thresholds; "
+    "keep one. If the files are of several subjects, check who they are.",
+    "text": "Look whether abnormal images carry marks that normal ones lack: a detector then learns the marks. Crop or black "
+    "them out in all splits alike, or report results without these images, too. The default method removes thin bright marks.",
+    "no_mask": "Nothing to do if you need image metrics alone. For pixel metrics, add masks.",
+}
 CHANCE = 2 * (1 - QUANTILE)  # share of a group that may look marked by chance
 READ_AHEAD = 16  # images
 
@@ -145,7 +165,7 @@ def _failure(case: Case, path: Path, err: Exception) -> Finding:
 def _image_facts(path: Path) -> ImageFacts:
     image = read_image(path)
     height, width, channels = image.pixels.shape
-    plane = image.pixels.mean(-1)
+    plane = image.pixels.mean(-1, dtype=np.float32)
     low, high = float(image.pixels.min()), float(image.pixels.max())
     return ImageFacts((height, width), channels, image.bits, low, high, perceptual_hash(plane), stroke_count(plane))
 

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from reshift.data.cases import SPLITS, Case
 from reshift.data.read import is_volume, open_volume, read_image
-from reshift.reports.check import NOTES, PROBLEMS, CheckResult, Finding, size_text
+from reshift.reports.check import ADVICE, NOTES, PROBLEMS, CheckResult, Finding, size_text
 from reshift.reports.page import THUMBNAIL_BYTES, fill, thumbnail
 from reshift.system.progress import progress
 
@@ -116,17 +116,17 @@ def _line(finding: Finding) -> str:
 def page(result: CheckResult, *, quiet: bool = False) -> str:
     """The contact sheet: flagged images first, each under what was found, then the others by split and label."""
     chosen, sections, used = _chosen(result), list[dict[str, Any]](), 0
-    shown = sum(len(rows) for _, _, rows in chosen)
+    shown = sum(len(section.rows) for section in chosen)
     with progress("contact sheet", shown, quiet=quiet) as advance:
-        for title, mark, rows in chosen:
+        for section in chosen:
             images = []
-            for case, remark in rows:
+            for case, remark in section.rows:
                 image = _thumbnail(case) if used < THUMBNAIL_BYTES else ""
                 used += len(image)
                 facts = f"{_group(case)} · {case.subject}" + (f" · {remark}" if remark else "")
                 images.append({"name": case.name, "facts": facts, "thumbnail": image})
                 advance()
-            sections.append({"title": title, "mark": mark, "images": images})
+            sections.append({"title": section.title, "mark": section.mark, "advice": section.advice, "images": images})
     total = len({case.name for case in result.cases})
     content = {"source": result.source, "verdict": _verdict(result), "summary": text(result), "shown": shown, "total": total}
     return fill("check.html", **content, sections=sections)
@@ -139,8 +139,17 @@ def _verdict(result: CheckResult) -> str:
     return f"{len(result.problems)} problems, {len(flagged)} of {len(result.cases)} images concerned."
 
 
-def _chosen(result: CheckResult) -> list[tuple[str, str, list[tuple[Case, str]]]]:
-    """Sections (title, CSS class, cases with a remark), at most ``SHOWN`` images; an image is shown under its first finding."""
+class Section(NamedTuple):
+    """A heading on the sheet and the cases under it, each with a remark."""
+
+    title: str
+    mark: str  # CSS class
+    advice: str  # what to do about the finding
+    rows: list[tuple[Case, str]]
+
+
+def _chosen(result: CheckResult) -> list[Section]:
+    """Sections, at most ``SHOWN`` images; an image is shown under its first finding."""
     by_name = {case.name: case for case in result.cases}
     left, sections = SHOWN, []
     for kind, title in {**PROBLEMS, **NOTES}.items():
@@ -152,13 +161,15 @@ def _chosen(result: CheckResult) -> list[tuple[str, str, list[tuple[Case, str]]]
             rows += [(by_name.pop(name), remark) for name in finding.images if name in by_name and len(rows) < left]
         left -= len(rows)
         heading = f"{title[0].upper()}{title[1:]} ({len(findings)}{f'; {above} of the images are shown above' if above else ''})"
-        sections.append((heading, "bad" if kind in PROBLEMS else "", rows))
+        if findings:  # its advice is shown even if all of its images are shown above
+            sections.append(Section(heading, "bad" if kind in PROBLEMS else "", ADVICE[kind], rows))
     rest = [by_name[case.name] for case in result.cases if case.name in by_name]
     if rest and left > 0:
         rest = [rest[i] for i in np.linspace(0, len(rest) - 1, min(left, len(rest))).astype(int)]
         groups = sorted({_group(case) for case in rest}, reverse=True)
-        sections += [(f"Others, {group}", "", [(case, "") for case in rest if _group(case) == group]) for group in groups]
-    return [section for section in sections if section[2]]
+        others = {group: [(case, "") for case in rest if _group(case) == group] for group in groups}
+        sections += [Section(f"Others, {group}", "", "", rows) for group, rows in others.items()]
+    return sections
 
 
 def _thumbnail(case: Case) -> str:
@@ -168,7 +179,7 @@ def _thumbnail(case: Case) -> str:
             volume = open_volume(case.image)
             pixels, window = volume.plane(len(volume) // 2)[:, :, None], volume.window
         else:
-            pixels = read_image(case.image).pixels
+            pixels = read_image(case.image).pixels.astype(np.float32)
             window = (float(np.percentile(pixels, 0.5)), float(np.percentile(pixels, 99.5)))
     except Exception:  # the check has already reported it
         return ""

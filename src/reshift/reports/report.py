@@ -11,18 +11,14 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from PIL import Image
 
 from reshift import __version__
 from reshift.data.cases import Case
 from reshift.evaluation.evaluate import evaluate
-from reshift.evaluation.metrics.image import roc_auc
-from reshift.evaluation.metrics.lesions import SIZES
 from reshift.evaluation.metrics.table import METRICS, Metric, select_metrics
 from reshift.evaluation.results import load_results
 from reshift.inference.bundle import Bundle
@@ -30,6 +26,8 @@ from reshift.inference.model import Model
 from reshift.inference.stream import Sample
 from reshift.methods import label
 from reshift.reports import page
+from reshift.reports.findings import FindingTable
+from reshift.reports.tables import ReportTable, lesion_table, subgroup_table
 from reshift.system.files import atomic_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 SCRIPTS = ("report.js", "report_charts.js", "report_gallery.js")
 SMALLEST_SIDE = 16  # of a thumbnail, in pixels
 LEVELS = {"image": "Whole images", "pixel": "Localisation"}
-LESION_CLASSES = [*pairwise(SIZES), (SIZES[-1], None)]  # [from, to) of lesion pixels, at network resolution
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,6 @@ class ReportCase:
     image: str
     heatmap: str
     mask: str | None
-
-
-@dataclass(frozen=True)
-class ReportTable:
-    """A further table: subgroups, lesions by size."""
-
-    title: str
-    note: str  # one sentence under the title
-    header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -93,11 +80,12 @@ def evaluate_with_report(
     """Evaluate (see ``evaluate``), and write ``report.html`` beside ``metrics.json``."""
     calibration = model.bundle.calibration
     scale = calibration.heat_scale if calibration else 1.0
-    thumbnails = list[tuple[str, str, str | None]]()
+    thumbnails, findings = list[tuple[str, str, str | None]](), FindingTable(calibration)
 
     def add(item: Sample[Case]) -> None:
         mask = page.mask_thumbnail(item.mask) if item.mask is not None else None
         thumbnails.append((page.thumbnail(item.prepared.pixels), page.heat_thumbnail(item.heatmap, scale), mask))
+        findings.add(item)
         on_case(item)
 
     metrics, errors = evaluate(model, cases, out, dataset, indices, add, keep_arrays=keep_arrays)
@@ -106,12 +94,18 @@ def evaluate_with_report(
         ReportCase(row["input"], row["label"], row["score"], row["p_value"], row["flag"], row["note"], *images)
         for row, images in zip(rows, thumbnails, strict=True)
     ]
-    write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown))
+    write_report(out / "report.html", make_report(model.bundle, metrics, rows, shown, [findings.table()]))
     return metrics, errors
 
 
-def make_report(bundle: Bundle, metrics: dict[str, Any], rows: Sequence[dict[str, Any]], shown: list[ReportCase]) -> Report:
-    """Collect what the page shows; ``rows`` are those of cases.jsonl."""
+def make_report(
+    bundle: Bundle,
+    metrics: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    shown: list[ReportCase],
+    tables: Sequence[ReportTable] = (),
+) -> Report:
+    """Collect what the page shows; ``rows`` are those of cases.jsonl, ``tables`` come after its own."""
     return Report(
         title=f"{label(bundle.config.method)} on {metrics['dataset']}",
         facts=_facts(bundle, metrics),
@@ -120,7 +114,7 @@ def make_report(bundle: Bundle, metrics: dict[str, Any], rows: Sequence[dict[str
         heat_scale=bundle.calibration.heat_scale if bundle.calibration else 1.0,
         warnings=metrics["warnings"],
         config=bundle.config.model_dump(mode="json"),
-        tables=[table for table in (_subgroups(rows), _lesions(metrics.get("lesions"))) if table.rows],
+        tables=[table for table in (subgroup_table(rows), lesion_table(metrics.get("lesions")), *tables) if table.rows],
     )
 
 
@@ -213,51 +207,13 @@ def _facts(bundle: Bundle, metrics: dict[str, Any]) -> dict[str, str]:
         "Test data": f"{metrics['dataset']}: {n['normal']} normal, {n['abnormal']} abnormal images of {n['subjects']} subjects",
         "Trained on": f"{facts.get('images', '?')} normal images of {facts.get('subjects', '?')} subjects "
         f"({facts.get('dataset', '?')})",
-        "Calibrated on": f"{calibration.reference.images} normals ({calibration.default})" if calibration else "–",
+        "Calibrated on": f"{calibration.reference.normals} ({calibration.default})" if calibration else "–",
         "Seed": str(bundle.config.seed),
         "Data fingerprint": str(facts.get("data", "?")),
         "Trained": f"{facts.get('date', '?')}, {facts.get('seconds', '?')} s",
         "Reshift": __version__,
         "Computing time": f"{seconds:.1f} s" if seconds < 90 else f"{seconds / 60:.1f} min",
     }
-
-
-def _subgroups(rows: Sequence[dict[str, Any]]) -> ReportTable:
-    """Abnormal images by the manifest's note and by lesion size, each against all normals."""
-    abnormal = [row for row in rows if row["label"] == 1]
-    notes = sorted({row["note"] for row in abnormal if row["note"]})
-    groups = [(note, [row for row in abnormal if row["note"] == note]) for note in notes if len(notes) <= 12]
-    for low, end in LESION_CLASSES:
-        inside = [row for row in abnormal if row["lesion_pixels"] and low <= row["lesion_pixels"] < (end or math.inf)]
-        groups.append((f"lesion {low}–{end - 1} px" if end else f"lesion ≥ {low} px", inside))
-    normal = [row["score"] for row in rows if row["label"] == 0]
-    return ReportTable(
-        "Subgroups",
-        "Abnormal images by note and by lesion size (pixels at network resolution); AUC is against all normal test images.",
-        ("Subgroup", "Images", "Sensitivity", "AUC"),
-        [_subgroup(name, group, normal) for name, group in groups if group],
-    )
-
-
-def _subgroup(name: str, group: Sequence[dict[str, Any]], normal: Sequence[float]) -> tuple[str, ...]:
-    flags = [row["flag"] for row in group if row["flag"] is not None]
-    scores = np.array([*normal, *(row["score"] for row in group)])
-    auc = roc_auc(np.arange(len(scores)) >= len(normal), scores)
-    return name, str(len(group)), f"{np.mean(flags):.1%}" if flags else "–", f"{auc:.3f}" if auc is not None else "–"
-
-
-def _lesions(found: dict[str, Any] | None) -> ReportTable:
-    rows = list[tuple[str, ...]]()
-    for part in (found or {}).get("by_size", ()):
-        size = f"{part['from']}–{part['to']} px" if part["to"] else f"≥ {part['from']} px"
-        if part["n"]:
-            rows.append((size, str(part["n"]), str(part["detected"]), f"{part['rate']:.1%}"))
-    return ReportTable(
-        "Lesions found",
-        "Connected lesions; one counts as found when at least a tenth of its pixels exceeds the calibrated pixel threshold.",
-        ("Size", "Lesions", "Found", "Rate"),
-        rows,
-    )
 
 
 def _pixel_count(metrics: Mapping[str, Any]) -> str:

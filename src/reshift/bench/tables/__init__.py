@@ -1,4 +1,7 @@
-"""The tables and figures of a benchmark from its cells: ``tables.md``, ``tables.tex``, ``tables.csv`` and ``figures/``."""
+"""The tables and figures of a benchmark from its cells: ``tables.md``, ``tables.tex``, ``tables.csv`` and ``figures/``.
+
+May import evaluation and reports, and ``bench.cells``.
+"""
 
 import sys
 from collections import Counter
@@ -9,8 +12,10 @@ from reshift.bench.tables.build import make_tables
 from reshift.bench.tables.figures import write_figures
 from reshift.bench.tables.formats import csv_text, latex, markdown_line, markdown_section
 from reshift.bench.tables.paper import SENTENCE, printed_table
+from reshift.bench.tables.significance import has_test
 from reshift.bench.tables.summary import Cell, Table, current_cells
 from reshift.errors import UserError
+from reshift.evaluation.metrics.table import select_metrics
 from reshift.system.files import atomic_text, create_output_folder
 
 LEGEND = """\
@@ -23,9 +28,9 @@ such cell. **failed**: every cell failed; the errors are listed at the end. † 
 TESTS = """\
 <sup>+</sup> better and <sup>−</sup> worse than the best baseline of that column at 5 %, by a paired test over subjects with
 Holm's correction over the columns of the row. Image metrics: a bootstrap with the same draws for both rows; the metric is
-computed per seed on every draw and averaged over seeds. AP_pix and Dice: random signs of the subjects' differences in the
-mean, over images with a lesion, of the image's own value averaged over seeds, since pooled pixels are not kept. AUPRO has
-no test. The best baseline is the best on these same images, which makes a + harder to reach.
+computed per seed on every draw and averaged over seeds. {tested}: random signs of the subjects' differences in the
+mean, over images with a lesion, of the image's own value averaged over seeds, since pooled pixels are not kept. The best
+baseline is the best on these same images, which makes a + harder to reach. Not tested: {untested}.
 """
 
 
@@ -52,8 +57,7 @@ def markdown_page(cells: Sequence[Cell], made: Sequence[Table]) -> str:
     seeds = ", ".join(map(str, sorted({int(cell["seed"]) for cell in cells})))
     counts = [f"{len(cells)} cells: {rows} rows, {datasets} datasets, seeds {seeds}; {len(failed)} failed."] if cells else []
     lines = [f"# Benchmark: {suites}", "", *counts, *_mixed_versions(cells), "", LEGEND]
-    tested = any(entry.verdict for table in made for row in table.rows for entry in row.entries.values())
-    lines += [TESTS] if tested else []
+    lines += [_tests()] if any(entry.verdict for table in made for row in table.rows for entry in row.entries.values()) else []
     lines += [f"{SENTENCE}\n"] if any(printed_table(table) for table in made) else []
     for table in made:
         lines += markdown_section(table)
@@ -61,6 +65,13 @@ def markdown_page(cells: Sequence[Cell], made: Sequence[Table]) -> str:
         lines += ["## Failed cells", "", markdown_line(["dataset", "row", "seed", "error"]), "|---|---|---|---|"]
         lines += [markdown_line([str(cell[k]) for k in ("dataset", "row", "seed", "error")]) for cell in failed]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _tests() -> str:
+    """How the marks were found."""
+    pixel = select_metrics("pixel", place="tables")
+    tested, untested = (", ".join(m.caption for m in pixel if has_test(m) is wanted) or "none" for wanted in (True, False))
+    return TESTS.format(tested=tested, untested=untested)
 
 
 def _mixed_versions(cells: Sequence[Cell]) -> list[str]:

@@ -10,7 +10,7 @@ from reshift.evaluation.metrics.table import select_metrics
 
 MAIN = ("baseline", "ours")  # groups of the main tables; ablations and sweeps have tables of their own
 TITLES = {"image": "Image level", "pixel": "Pixel level", "normative": "Normative quality of restorations"}
-READING = "RQI, AHI and CACI are in our reading of Bercea et al. 2025 (0 to 1, higher is better); they carry no interval."
+READING = "The indices are in our reading of Bercea et al. 2025 (0 to 1, higher is better); they carry no interval."
 ABLATION_NOTE = "Marks here compare a variant with the full method instead of a baseline."
 Sweep = tuple[str, str]  # method, setting
 
@@ -76,8 +76,8 @@ def sweep_table(sweep: Sweep, cells: Sequence[Cell]) -> Table | None:
     """One row per value of the setting."""
     method, setting = sweep
     named = [{**cell, "row": f"{swept_value(cell):g}" if is_number(cell) else str(cell["setting"]["value"])} for cell in cells]
-    said = claim(setting) if method == "dmd" else None
-    notes = [said] if said else []
+    stated = claim(setting) if method == "dmd" else None
+    notes = [stated] if stated else []
     if setting == "model.mask_side":
         notes.append("A latent position is 8×8 pixels with the default widths: a side of 4 is a mask of 1024 pixels.")
     key = f"sensitivity-{slug(method)}-{slug(setting)}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from reshift.bench.cells import slug
 from reshift.bench.tables.build import Sweep, ablation_table, find_sweeps, is_number, swept_value
-from reshift.bench.tables.summary import Cell, Table, value_of
+from reshift.bench.tables.summary import Cell, Table
 from reshift.evaluation.metrics.table import Metric, select_metrics
 from reshift.reports.figures.paper import sensitivity
 from reshift.reports.figures.style import PAGE, blank, legend_below, line_style, save, style
@@ -46,7 +46,7 @@ def sweep_figure(sweep: Sweep, cells: Sequence[Cell], metric: Metric) -> "Figure
     for dataset in dict.fromkeys(str(cell["dataset"]) for cell in cells):
         points: dict[float, list[float]] = {}
         for cell in cells:
-            found = value_of(cell, metric) if cell["dataset"] == dataset else None
+            found = metric.read_cell(cell) if cell["dataset"] == dataset else None
             if found is not None:
                 points.setdefault(swept_value(cell), []).append(found * metric.unit)
         if len(points) >= MIN_VALUES:
@@ -56,7 +56,7 @@ def sweep_figure(sweep: Sweep, cells: Sequence[Cell], metric: Metric) -> "Figure
     stable, best = stable_range(next(iter(curves.values()))) if len(curves) == 1 else (None, None)
     shaded = stable if stable and stable[0] < stable[1] else None
     xlabel = f"{sweep[0]}: {AXIS_NAMES.get(sweep[1], sweep[1])}"
-    return sensitivity(curves, xlabel=xlabel, ylabel=f"{metric.caption} [%]", stable=shaded, best=best)
+    return sensitivity(curves, xlabel=xlabel, ylabel=metric.axis, stable=shaded, best=best)
 
 
 @style()
@@ -73,7 +73,7 @@ def ablation_figure(table: Table) -> "Figure":
             look = {"color": line_style(i)["color"], "marker": "o", "linestyle": "none", "elinewidth": 0.6, "capsize": 1.5}
             x, at, spread = ([p[0] for p in points], [p[1] + offset for p in points], [p[2] for p in points])
             ax.errorbar(x, at, xerr=spread, label=dataset, **look)
-        ax.set(xlabel=f"{metric.caption} [%]")
+        ax.set(xlabel=metric.axis)
         ax.grid(axis="y", linewidth=0.3)
     axes[0].set_yticks(range(len(table.rows)), [row.title for row in table.rows])
     axes[0].invert_yaxis()

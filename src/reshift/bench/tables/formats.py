@@ -109,10 +109,10 @@ def _csv_record(table: Table, row: Row, dataset: str, metric: Metric, entry: Ent
     low, high = entry.interval or (None, None)
     test, paper = entry.verdict, find_printed(table.key, row, (dataset, metric))
     verdict = [test.against, *map(_short, test[1:4]), test.mark] if test else [None] * 5
-    beside = [_short(paper.mean), _short(paper.std), paper.dataset] if paper else [None] * 3
+    printed = [_short(paper.mean), _short(paper.std), paper.dataset] if paper else [None] * 3
     about = [table.key, dataset, row.title, row.group, metric.key]
     values = [_short(entry.mean), _short(entry.std), entry.seeds, entry.done, entry.failed, _short(low), _short(high)]
-    return [*about, *values, entry.rank or None, *verdict, *beside, row.caveat]
+    return [*about, *values, entry.rank or None, *verdict, *printed, row.caveat]
 
 
 def _short(value: float | None) -> float | None:

@@ -75,10 +75,10 @@ def printed_table(table: Table) -> Table | None:
     names = dict.fromkeys(found[0] for name in table.datasets if (found := paper_dataset(name)))
     datasets = tuple(name for name in names if any(name == other for other, _ in known))
     metrics = tuple(metric for metric in table.metrics if any(metric == other for _, other in known))
-    beside = tuple(name for name in table.datasets if (found := paper_dataset(name)) and found[0] in datasets)
+    ours = tuple(name for name in table.datasets if (found := paper_dataset(name)) and found[0] in datasets)
     made = table._replace(
         key=f"{table.key}-printed", title=f"{table.title}: printed in the paper", datasets=datasets, metrics=metrics,
-        notes=(SENTENCE, *relations(beside)),
+        notes=(SENTENCE, *relations(ours)),
     )  # fmt: skip
     full = (row._replace(entries={column: row.entries.get(column, Entry()) for column in made.columns}) for row in rows)
     return made._replace(rows=tuple(full))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 import numpy as np
 
-from reshift.bench.tables.summary import Cell, Column, Row, Table, Verdict, value_of
+from reshift.bench.tables.summary import Cell, Column, Row, Table, Verdict
 from reshift.evaluation.metrics.bootstrap import Floats, Images, draw_for_images, owners
 from reshift.evaluation.metrics.confidence import ROUNDING, bootstrap_p_value, image_samples, known_image_metrics
 from reshift.evaluation.metrics.table import METRICS, Metric
@@ -53,7 +53,7 @@ def mark_differences(table: Table, group: str, references: Sequence[str]) -> Tab
 
 def has_test(metric: Metric) -> bool:
     """Whether cells keep what a test of this metric needs."""
-    return metric.samples is not None if metric.level == "image" else bool(metric.per_image)
+    return metric.samples is not None if metric.level == "image" else metric.per_image is not None
 
 
 def compare_cells(ours: Sequence[Cell], theirs: Sequence[Cell], metric: Metric, samples: Samples) -> tuple[float, float] | str:
@@ -66,7 +66,7 @@ def compare_cells(ours: Sequence[Cell], theirs: Sequence[Cell], metric: Metric, 
         return f"fewer than {MIN_SUBJECTS} subjects with disease"
     if metric.level == "image":
         return _bootstrap(ours, theirs, metric.name, samples)
-    return _sign_flips(ours, theirs, metric.per_image)
+    return _sign_flips(ours, theirs, metric.image_column)
 
 
 def _test_images(cell: Cell) -> tuple[tuple[str, str, int], ...]:
@@ -161,4 +161,4 @@ def _best(rows: Sequence[Row], column: Column) -> Row | None:
 
 def _measured(row: Row, dataset: str, metric: Metric) -> list[Cell]:
     """The cells behind an entry of the table."""
-    return [cell for cell in row.cells[dataset] if cell["status"] == "done" and value_of(cell, metric) is not None]
+    return [cell for cell in row.cells[dataset] if cell["status"] == "done" and metric.read_cell(cell) is not None]

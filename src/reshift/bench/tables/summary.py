@@ -1,6 +1,5 @@
 """Cells → tables as data: for each row, data set and metric the mean over seeds, its spread, interval and rank."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -89,17 +88,11 @@ def _priority(cell: Cell) -> tuple[bool, str]:
     return cell["status"] == "done", str(cell.get("date") or "")
 
 
-def value_of(cell: Cell, metric: Metric) -> float | None:
-    """The metric of a cell; None where it could not be measured."""
-    value = metric.read({**(cell.get("metrics") or {}), "cost": cell})
-    return value if value is not None and math.isfinite(value) else None
-
-
 def summarise(cells: Sequence[Cell], metric: Metric) -> Entry:
     """Summarise one row's seeds on one data set; the bounds of the interval are the means of the seeds' bounds."""
     done = [cell for cell in cells if cell["status"] == "done"]
     failed = len(cells) - len(done)
-    known = [(value, metric.read_interval(cell["metrics"])) for cell in done if (value := value_of(cell, metric)) is not None]
+    known = [(value, metric.read_interval(cell["metrics"])) for cell in done if (value := metric.read_cell(cell)) is not None]
     found = mean_std(value for value, _ in known)
     if found is None:
         return Entry(done=len(done), failed=failed)

@@ -32,11 +32,11 @@ def qualitative(runs: Sequence[Results], cases: Sequence[str] | None = None, row
     for row, axes in enumerate(grid):
         first = shown[0][row]
         axes[0].imshow(first.image, cmap="gray", vmin=0, vmax=255)
-        said = _lesion(first, runs[0], chosen[row])
-        axes[0].set_ylabel(said, fontsize=5, labelpad=2)
+        label = _lesion(first, runs[0], chosen[row])
+        axes[0].set_ylabel(label, fontsize=5, labelpad=2)
         for ax, column, (scale, _) in zip(axes[1:-1], shown, scales, strict=True):
             ax.imshow(colours(np.nan_to_num(column[row].heatmap / scale)))
-        if first.mask is None and said == UNKNOWN:  # black would say that there is no lesion
+        if first.mask is None and label == UNKNOWN:  # black would say that there is no lesion
             nothing(axes[-1], UNKNOWN)
         else:
             axes[-1].imshow(first.mask if first.mask is not None else np.zeros_like(first.image), cmap="gray", vmin=0, vmax=1)
