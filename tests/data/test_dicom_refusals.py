@@ -187,7 +187,9 @@ def test_a_decoder_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     assert "takes too long to decode" in refusal(path)
 
 
-def test_readers_in_many_threads(tmp_path: Path) -> None:
+def test_readers_in_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_all", "_idle"):  # decoders of earlier tests may still be busy
+        monkeypatch.setattr(dicom_decode, name, [])
     paths = []
     for k in range(6):
         made = compressed(grey(values(k), stored=12), JPEGLosslessSV1, tmp_path / str(k))
@@ -205,6 +207,7 @@ def test_readers_in_many_threads(tmp_path: Path) -> None:
     assert len(dicom_decode._all) == len(dicom_decode._idle) <= 6  # kept for the next threads
     for k in range(6):
         np.testing.assert_array_equal(found[k].pixels[:, :, 0], values(k))
+    dicom_decode._stop_all()
 
 
 # ---- fuzz ------------------------------------------------------------------------------------------------------------
