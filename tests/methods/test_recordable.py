@@ -24,6 +24,9 @@ from reshift.nets.tinyvit import TinyViT
 class NoCopies(TorchDispatchMode):
     """Refuse copies from the CPU to the device: a recording would keep the first call's values for ever."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = [a for a in args if isinstance(a, Tensor)]
