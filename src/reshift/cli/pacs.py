@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reshift.cli.shared import FAILED_CASES, BundlePath, Device, warn
+from reshift.cli.shared import FAILED_CASES, BundlePath, Device, DicomKinds, warn
 from reshift.errors import UserError
 from reshift.system.imports import heavy_imports
 
@@ -52,6 +52,7 @@ def score(
     retries: Retries = 5,
     spool_gb: SpoolGb = 4.0,
     overlays: Overlays = "flagged",
+    dicom_kinds: DicomKinds = "mask,report,map,overlay",
     device: Device = "auto",
 ) -> None:
     """Fetch studies from a DICOMweb archive, score every series of images and, with --push, store the results there.
@@ -59,10 +60,12 @@ def score(
     Credentials come from RESHIFT_PACS_USER and RESHIFT_PACS_PASSWORD, from RESHIFT_PACS_TOKEN, or from --netrc.
     A series that fails is recorded and tried again by the next run; the exit code is then 3.
     """
+    from reshift.inference.outputs import parse_kinds
     from reshift.pacs.run import Plan, score_archive
 
     options = _connection(dicomweb, netrc, ca, timeout, retries)
-    plan = Plan(options, out, _filters(study, query, new_since), new_since, push, max_studies, int(spool_gb * 10**9), overlays)
+    filters, kinds = _filters(study, query, new_since), parse_kinds(dicom_kinds)
+    plan = Plan(options, out, filters, new_since, push, max_studies, int(spool_gb * 10**9), overlays, kinds)
     summary = score_archive(_load(bundle, device), plan)
     typer.echo(
         f"{summary.series} series, {summary.scored} scored, {len(summary.failed)} failed, "
@@ -85,19 +88,22 @@ def listen(
     quiet: Annotated[float, typer.Option("--quiet", min=0.0, help="seconds without an instance that end a series")] = 5.0,
     spool_gb: SpoolGb = 4.0,
     overlays: Overlays = "flagged",
+    dicom_kinds: DicomKinds = "mask,report,map,overlay",
     device: Device = "auto",
 ) -> None:
     """Receive images by C-STORE, score a series once it is complete, and send the results to --forward. Ctrl-C ends it.
 
     A series is complete when its sender has closed the association and nothing of it came for --quiet seconds.
     """
+    from reshift.inference.outputs import parse_kinds
     from reshift.pacs.forward import checked_title, parse_peer
     from reshift.pacs.listen import Plan
     from reshift.pacs.listen import listen as run
 
     peer = parse_peer(forward) if forward else None
     titles = [checked_title(title) for title in allow or ()]
-    plan = Plan(checked_title(aet), port, out, host, titles, peer, quiet, int(spool_gb * 10**9), overlays)
+    kinds = parse_kinds(dicom_kinds)
+    plan = Plan(checked_title(aet), port, out, host, titles, peer, quiet, int(spool_gb * 10**9), overlays, kinds)
     summary = run(_load(bundle, device), plan, _log)
     typer.echo(f"{summary.scored} series scored, {summary.failed} failed: {summary.table}")
     if summary.failed:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reshift.cli.shared import FAILED_CASES, BundlePath, Device, unpack, warn
+from reshift.cli.shared import FAILED_CASES, BundlePath, Device, DicomKinds, unpack, warn
 from reshift.errors import UserError
 from reshift.system.imports import heavy_imports
 
@@ -49,6 +49,7 @@ def score(
     inputs: Inputs,
     out: Annotated[Path, typer.Option("--out", help="output folder; a second run continues there")],
     dicom_out: DicomOut = False,
+    dicom_kinds: DicomKinds = "mask,report,map,overlay",
     anonymise: Anonymise = None,
     min_diameter: MinDiameter = 3.0,
     preview: Preview = False,
@@ -66,12 +67,12 @@ def score(
     """
     with heavy_imports():
         from reshift.inference.model import load_model
-        from reshift.inference.outputs import Outputs
+        from reshift.inference.outputs import Outputs, parse_kinds
         from reshift.inference.score import score as run
 
     _check_key(anonymise, out, dicom_out=dicom_out, engine=engine)
     on_ray = _ray_engine(bundle, inputs, engine, workers, device)
-    outputs = Outputs(min_diameter, preview, anonymise, labels)
+    outputs = Outputs(min_diameter, preview, anonymise, labels, kinds=parse_kinds(dicom_kinds))
     model = load_model(bundle, "cpu" if on_ray else device)  # with Ray the workers load their own
     if model.bundle.calibration is None:
         warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])

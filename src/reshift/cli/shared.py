@@ -19,6 +19,9 @@ Out = Annotated[Path, typer.Option("--out", help="output folder; created if need
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, …")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of all random numbers")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+DicomKinds = Annotated[
+    str, typer.Option("--dicom-kinds", metavar="KINDS", help="DICOM results to make, of mask,report,map,overlay; default: all")
+]
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, e.g. RUN/bundle")]
 
 cleanup = ExitStack()  # main closes it after the command

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import get_ident
 from typing import IO, Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from numpy.typing import NDArray
 from reshift.data.files import check_file
 from reshift.data.volume import Volume, canonical
 from reshift.errors import UserError
+from reshift.system.deflate import gzip_compressor
+from reshift.system.files import atomic_file
 
 SUFFIXES = (".nii", ".nii.gz")
 MAX_VOXELS = 2**30  # 1024×1024×1024; more is a mistake or an attack
@@ -27,6 +28,7 @@ MAX_IN_MEMORY = 2**29  # bytes; a larger unpacked file or map goes to disk
 MAX_GZIP_RATIO = 1032  # no gzip file unpacks to more
 HEADERS = {348: 352, 540: 544}  # size of the header (NIfTI-1, NIfTI-2) → default start of the voxels
 CHUNK = 2**22
+MAX_BLOCK = 2**25  # bytes of a map that are written at once
 GEOMETRY = (  # what a heat-map keeps of a header: numbers about the grid, never text, which may name a patient
     *("dim_info", "dim", "pixdim", "xyzt_units", "qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d"),
     *("qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z"),
@@ -60,34 +62,35 @@ def read_nifti(path: Path) -> Volume:
 
 def write_nifti(path: Path, native_array: NDArray[Any], volume: Volume) -> None:
     """Write float32 values on ``volume``'s own grid, with its affine and orientation codes. The file is replaced at once."""
-    header = _map_header(volume)
-    temporary = path.with_name(f".{os.getpid()}-{get_ident()}.tmp")
-    try:
-        with temporary.open("wb") as raw:
-            zipped = gzip.GzipFile("", "wb", 3, raw, mtime=0) if path.name.endswith(".gz") else None
-            file: Any = zipped or raw
-            file.write(header.binaryblock + bytes(4))  # four zeros: no extensions follow
-            for k in range(native_array.shape[2]):
-                file.write(native_array[:, :, k].astype("<f4").tobytes(order="F"))
-            if zipped is not None:
-                zipped.close()
-            raw.flush()
-            os.fsync(raw.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    zipped = gzip_compressor() if path.name.endswith(".gz") else None
+    with atomic_file(path) as file:
+        for part in _map_parts(native_array, volume):
+            file.write(part if zipped is None else zipped.compress(part))
+        if zipped is not None:
+            file.write(zipped.flush())
+
+
+def _map_parts(native_array: NDArray[Any], volume: Volume) -> Iterator[bytes]:
+    """The bytes of a map, first axis fastest. Many planes at a time: one alone may take a single value of every cache line."""
+    yield _map_header(volume).binaryblock + bytes(4)  # four zeros: no extensions follow
+    rows, columns, planes = native_array.shape
+    step = max(1, MAX_BLOCK // (4 * rows * columns))
+    for k in range(0, planes, step):
+        yield np.asfortranarray(native_array[:, :, k : k + step], dtype="<f4").tobytes(order="F")
 
 
 @contextmanager
 def blank_map(volume: Volume, folder: Path) -> Iterator[NDArray[np.float32]]:
-    """An empty map ``(S, H, W)`` in canonical order, all NaN; a large one is an unnamed file in ``folder``."""
-    with _spill(math.prod(volume.native_shape) * 4, folder) as file:
-        shape = volume.native_shape
-        native: Any = np.empty(shape, np.float32, "F") if file is None else np.memmap(file, np.float32, "w+", 0, shape, "F")
-        for k in range(shape[2]):
-            native[:, :, k] = np.nan
-        yield volume.from_native(native)
+    """An empty map ``(S, H, W)`` in canonical order, all NaN; a large one is an unnamed file in ``folder``.
+
+    In memory the planes of the map's slices lie one after the other, whatever their order in a file.
+    """
+    shape = tuple(volume.native_shape[axis] for axis in volume.axes)
+    with _spill(math.prod(shape) * 4, folder) as file:
+        maps: Any = np.empty(shape, np.float32) if file is None else np.memmap(file, np.float32, "w+", 0, shape)
+        for plane in maps:
+            plane[...] = np.nan
+        yield maps
 
 
 def _map_header(volume: Volume) -> Any:

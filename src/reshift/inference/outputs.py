@@ -11,6 +11,20 @@ if TYPE_CHECKING:
     from reshift.inference.dicom_export.export import Setup
 
 
+KINDS = ("mask", "report", "map", "overlay")  # of DICOM results
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """``mask,report`` → the kinds of DICOM results to write."""
+    given = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = next((name for name in given if name not in KINDS), None)
+    if unknown is not None:
+        raise UserError(f"DICOM result '{unknown}' is not known; use one or more of {', '.join(KINDS)}")
+    if "report" in given and "mask" not in given:
+        raise UserError("the DICOM report points at the segments of the mask; ask for both: mask,report")
+    return given
+
+
 class Outputs(NamedTuple):
     """Settings of findings, overlays, previews and DICOM results."""
 
@@ -19,6 +33,7 @@ class Outputs(NamedTuple):
     key: Path | None = None  # DICOM results are anonymised, and this file tells who is who
     labels: bool = False  # overlays tell score, p-value and threshold
     model: str = ""  # hash of weights, settings and calibration; ``score`` sets it
+    kinds: tuple[str, ...] = KINDS  # of DICOM results
 
     def stamp(self) -> dict[str, Any]:
         """What all results in a folder have in common."""
@@ -39,7 +54,8 @@ class Outputs(NamedTuple):
         from reshift.inference.dicom_export.export import Setup
 
         key = open_key(self.key) if self.key is not None else None
-        return Setup(calibration.reference.pixel_threshold, calibration.heat_scale, self.model, self.min_diameter, key)
+        threshold, scale = calibration.reference.pixel_threshold, calibration.heat_scale
+        return Setup(threshold, scale, self.model, self.min_diameter, key, self.kinds)
 
 
 DEFAULTS = Outputs()

@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.data.image import BLOCK, percentiles, row_blocks
-
-try:
-    from isal import isal_zlib
-except ImportError:  # no build for this processor
-    isal_zlib = None  # type: ignore[assignment]
+from reshift.system.deflate import isal_zlib
 
 # A dark-to-bright ramp (black, violet, magenta, orange, pale yellow): lightness rises all the way, so it also reads in grey
 # and for colour-blind eyes.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshift.data.dicom.header import silence_pydicom
 from reshift.errors import UserError
+from reshift.inference.outputs import KINDS
 from reshift.pacs.archive import ArchiveError, CaseError
 from reshift.pacs.credentials import LOOPBACK
 from reshift.pacs.forward import Peer, forward_results
@@ -40,6 +41,7 @@ class Plan(NamedTuple):
     quiet: float = 5.0  # seconds
     spool: int = 4 * 2**30  # bytes
     overlays: str = "flagged"
+    kinds: tuple[str, ...] = KINDS  # of DICOM results
 
 
 class Summary(NamedTuple):
@@ -97,7 +99,7 @@ class _Service:
                 raise UserError("its files are damaged; send it again")
             if is_late(self.ledger, name, row.instances):
                 raise UserError(LATE)
-            found = score_series(self.model, folder, self.plan.out, self.plan.overlays)
+            found = score_series(self.model, folder, self.plan.out, self.plan.overlays, self.plan.kinds)
         except UserError as err:
             self._fail(name, str(err))
         else:

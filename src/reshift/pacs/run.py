@@ -14,6 +14,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from reshift.errors import UserError
+from reshift.inference.outputs import KINDS
 from reshift.pacs.archive import Archive, CaseError, Options
 from reshift.pacs.fetch import Fetched, Inbox, OursError, fetch_series
 from reshift.pacs.ledger import Ledger, Row
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
     max_studies: int | None = None
     spool: int = 4 * 2**30  # bytes
     overlays: str = "flagged"
+    kinds: tuple[str, ...] = KINDS  # of DICOM results
 
 
 class Summary(NamedTuple):
@@ -215,7 +217,7 @@ class _Run:
     def _score(self, name: str) -> None:
         row = self.ledger.series(name)
         try:
-            found = score_series(self.model, self.spool.folder / name, self.plan.out, self.plan.overlays)
+            found = score_series(self.model, self.spool.folder / name, self.plan.out, self.plan.overlays, self.plan.kinds)
         except UserError as err:
             self._end(row, "failed", str(err))
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reshift.data.dicom.header import read_header
 from reshift.errors import UserError
+from reshift.inference.outputs import KINDS, Outputs
 from reshift.pacs.ledger import Ledger, Result
 from reshift.pacs.uids import is_uid
 from reshift.system.files import atomic_text
@@ -29,12 +30,12 @@ class SeriesScore(NamedTuple):
     notes: list[str]  # what is unusual about it
 
 
-def score_series(model: "Model", spool: Path, out: Path, overlays: str) -> SeriesScore:
+def score_series(model: "Model", spool: Path, out: Path, overlays: str, kinds: tuple[str, ...] = KINDS) -> SeriesScore:
     """Score the folder of a series into ``out/series/NAME``. If any part of it fails, so does the series."""
     from reshift.inference.score import score
 
     name, folder = spool.name, out / RESULTS / spool.name
-    summary = score(model, [spool], folder, dicom=True, overlays=overlays)
+    summary = score(model, [spool], folder, dicom=True, overlays=overlays, outputs=Outputs(kinds=kinds))
     records = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
     if summary.failures:
         why = next(record["error"] for record in records if record["error"] is not None)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, BinaryIO
 
 from reshift.errors import UserError
 
@@ -30,11 +30,18 @@ def atomic_bytes(path: Path, *data: bytes | memoryview, durable: bool = True) ->
     With ``durable=False`` a power cut in the next seconds may leave the file empty. Use it only for files that are written
     thousands of times a second and checked for being empty when they are read.
     """
+    with atomic_file(path, durable=durable) as file:
+        file.writelines(data)
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write in; it gets its name when the block ends without an error, and is removed otherwise."""
     temporary = path.with_name(f".{os.getpid()}-{get_ident()}.tmp")  # short, because ``path`` may have the longest allowed name
     with writing(path):
         try:
             with temporary.open("wb") as file:
-                file.writelines(data)
+                yield file
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())  # before the rename, or a power cut may keep the name and lose the bytes

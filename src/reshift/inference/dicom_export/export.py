@@ -22,6 +22,7 @@ from reshift.inference.dicom_export.sources import is_placed, read_sources
 from reshift.inference.findings.measure import MIN_DIAMETER, Found, find
 from reshift.inference.findings.regions import paint
 from reshift.inference.findings.space import image_space, volume_space
+from reshift.inference.outputs import KINDS
 from reshift.inference.overlay import overlay
 from reshift.system.files import writing
 
@@ -42,6 +43,7 @@ class Setup(NamedTuple):
     model: str  # hash of weights, settings and calibration
     min_diameter: float = MIN_DIAMETER
     key: "Key | None" = None  # of an anonymised export
+    kinds: tuple[str, ...] = KINDS  # which results are made
 
 
 class Result(NamedTuple):
@@ -134,32 +136,36 @@ def _write_results(out: Path, sources: "Sequence[Dataset]", result: Result, setu
         )
     settings = f"{setup.threshold} {setup.scale} {setup.min_diameter}"
     identity = identity_of(sources, setup.model, settings, anonymised=setup.key is not None)
-    native = _native(original, result.maps).astype(np.float32)
-    segments, labels = _segments(result, native > setup.threshold)  # NaN, outside the crop, is above nothing
-    findings = result.found.findings if result.found else []
-    mask = write_seg(out / "mask.dcm", sources, _filed(original, sources, segments, np.uint8(0)), labels, identity)
-    written = [out / "mask.dcm"]
-    if placed:  # a parametric map of a plain radiograph is not something DICOM knows
+    native = _native(original, result.maps).astype(np.float32, copy=False)
+    written, mask = list[Path](), None
+    if "mask" in setup.kinds:
+        segments, labels = _segments(result, native, setup.threshold)
+        mask = write_seg(out / "mask.dcm", sources, _filed(original, sources, segments, np.uint8(0)), labels, identity)
+        written.append(out / "mask.dcm")
+    if "map" in setup.kinds and placed:  # a parametric map of a plain radiograph is not something DICOM knows
         write_parametric_map(out / "map.dcm", sources, _filed(original, sources, native, np.float32(np.nan)), identity)
         written.append(out / "map.dcm")
-    write_report(out / "report.dcm", sources, mask, findings, result.case, identity)
-    written.append(out / "report.dcm")
-    if setup.key is None or all(source.get("BurnedInAnnotation") == "NO" for source in sources):
+    if "report" in setup.kinds and mask is not None:  # it points at the mask
+        findings = result.found.findings if result.found else []
+        write_report(out / "report.dcm", sources, mask, findings, result.case, identity)
+        written.append(out / "report.dcm")
+    shown = setup.key is None or all(source.get("BurnedInAnnotation") == "NO" for source in sources)
+    if "overlay" in setup.kinds and shown:
         written += _overlays(out, sources, original, native, setup, identity)
     return written
 
 
-def _segments(result: Result, above: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], list[str]]:
+def _segments(result: Result, native: NDArray[np.float32], threshold: float) -> tuple[NDArray[np.uint8], list[str]]:
     """Segment numbers on the native grid, and the segments' labels: one per finding; the last is whatever is in none of them."""
     regions = result.found.regions if result.found else []
     maps = result.maps if result.maps.ndim == 3 else result.maps[None]
     segments = np.ascontiguousarray(_native(result.original, paint(regions, maps.shape)))
-    rest = above & (segments == 0)
-    labels = [f"Finding {i}" for i in range(1, len(regions) + 1)]
-    if rest.any() or not labels:
-        labels.append(REST)
-        segments[rest] = len(labels)
-    return segments, labels
+    labels, number, more = [f"Finding {i}" for i in range(1, len(regions) + 1)], len(regions) + 1, not regions
+    for values, plane in zip(native, segments, strict=True):
+        rest = (values > threshold) & (plane == 0)  # NaN, outside the crop, is above nothing
+        if rest.any():
+            plane[rest], more = number, True
+    return segments, [*labels, REST] if more else labels
 
 
 def _overlays(
@@ -192,6 +198,8 @@ def _filed(original: DicomVolume | Image, sources: "Sequence[Dataset]", native: 
     if isinstance(original, Image):
         return np.asarray(native[0])
     frames = len(sources) if len(sources) > 1 else int(sources[0].get("NumberOfFrames", 1) or 1)
+    if _places(original, sources) == list(range(frames)):
+        return native
     filed = np.full((frames, *native.shape[1:]), empty, dtype=native.dtype)
     filed[_places(original, sources)] = native
     return filed

@@ -1,6 +1,5 @@
 """What all DICOM results share: one-line errors without values, tags that viewers and validators ask for, and saving."""
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from reshift.errors import UserError
 from reshift.inference.dicom_export.anonymise import mark_anonymised
 from reshift.inference.dicom_export.identity import Identity
 from reshift.inference.dicom_export.sources import is_placed, laterality, patient_orientation
-from reshift.system.files import atomic_bytes
+from reshift.system.files import atomic_file
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -51,7 +50,6 @@ def save(path: Path, made: "Dataset", identity: Identity) -> None:
     """Write the file whole or not at all."""
     from pydicom.sr.codedict import codes
 
-    buffer = io.BytesIO()
     with making(path):
         acquisition = codes.DCM.AcquisitionEquipment.value
         kept = [  # highdicom adds the scanner, with its station and institution
@@ -67,5 +65,5 @@ def save(path: Path, made: "Dataset", identity: Identity) -> None:
                 element.value = identity.uid("dimensions", made.SOPClassUID)
         if identity.anonymised:
             mark_anonymised(made)
-        made.save_as(buffer, enforce_file_format=True)
-    atomic_bytes(path, buffer.getvalue())
+        with atomic_file(path) as file:  # not through memory: a map can have hundreds of megabytes
+            made.save_as(file, enforce_file_format=True)
