@@ -8,7 +8,7 @@ import torch
 from small_reshift import SIZE, build, filled, images, step
 
 from reshift.methods.ops.filters import erode, median_filter
-from reshift.methods.reshift.denoising import Denoiser
+from reshift.methods.reshift.denoising import Denoiser, window_and_block
 from reshift.methods.reshift.shifts import anatomy
 from reshift.methods.reshift.tail import LEVELS, Tail
 from reshift.nets.dense import DenseUNet
@@ -50,7 +50,8 @@ def test_the_denoiser_s_map_is_the_filtered_change_without_the_rim() -> None:
     assert isinstance(witness, Denoiser)
     with torch.no_grad():
         out = torch.stack([net(x, ()) for net in witness.nets.members]).mean(0)
-        expected = median_filter((out - x).abs(), witness.window) * erode(anatomy(x), witness.window)
+        window, _ = window_and_block(SIZE)
+        expected = median_filter((out - x).abs(), window) * erode(anatomy(x), window)
         torch.testing.assert_close(witness(model._see(x)), expected)
         torch.testing.assert_close(model.pseudo_healthy(x), out.clamp(-1.0, 1.0), rtol=1e-4, atol=1e-5)
 

@@ -28,7 +28,7 @@ from reshift.methods.detector import Detector, Objective, Prediction, Profiles, 
 from reshift.methods.dmd.method import DMD
 from reshift.methods.ops.augment import random_affine
 from reshift.methods.reshift.annotations import draw_marks, paint_marks, remove_text
-from reshift.methods.reshift.denoising import WINDOW, Denoiser, noisy
+from reshift.methods.reshift.denoising import Denoiser, noisy
 from reshift.methods.reshift.discriminator import Discriminator
 from reshift.methods.reshift.fusion import Fusion
 from reshift.methods.reshift.memory import Memory
@@ -87,12 +87,12 @@ class Reshift(Detector):
 
     def _build(self, kind: str, channels: int) -> Iterator[Witness]:
         """The witnesses of one kind: one, or one per feature network."""
-        s, window = self.settings, max(1, round(WINDOW * self.size / 128)) // 2 * 2 + 1
+        s = self.settings
         discriminator = partial(Discriminator, channels, s.widths, s.folds, mirror=s.mirror)
         if kind == "plain":
             yield discriminator()
         elif kind == "denoising":
-            yield Denoiser(channels, s.denoising_widths, s.folds, grain=s.denoising_grain, window=window)
+            yield Denoiser(channels, s.denoising_widths, s.folds, grain=s.denoising_grain)
         elif kind == "tail":
             yield Tail(dark=s.polarity == "dark")
         for name in s.networks if kind in ("featured", "memory") else ():
