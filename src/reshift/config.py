@@ -47,6 +47,10 @@ class DataConfig(Frozen):
     consensus: AutoOrNumber = Field(
         "auto", description="smooth heat-maps along the slices of a stack by a Gaussian with this σ, in slices; 0: off; or auto"
     )
+    slice_mm: float = Field(
+        0.0, ge=0.0, allow_inf_nan=False,
+        description="the slices that consensus counts, in mm; 0: each volume's own. Training sets it from its volumes",
+    )  # fmt: skip
     position: Literal["column", "name"] = Field(
         "column", description="where an image lies in its stack: the manifest's column, or the last number in the file's name"
     )

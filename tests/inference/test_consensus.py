@@ -20,7 +20,8 @@ from reshift.data.nifti import read_nifti
 from reshift.data.prepare import prepare, restore
 from reshift.evaluation.evaluate import evaluate
 from reshift.inference.calibrate import _sample, calibrate_bundle
-from reshift.inference.consensus import smooth, stacks, together
+from reshift.inference.consensus import smooth as smooth_stack
+from reshift.inference.consensus import stacks, together
 from reshift.inference.model import Model, load_model
 from reshift.inference.stream import Sample
 from reshift.methods.detector import Prediction
@@ -71,6 +72,17 @@ def slow(maps: Maps, positions: Sequence[float], sigma: float) -> NDArray[np.flo
     return out
 
 
+def smooth(maps: Maps, positions: Sequence[float], sigma: float) -> Maps:
+    """Of maps in any order."""
+    order = np.argsort(positions, kind="stable")
+    found = list(smooth_stack(((positions[i], maps[i]) for i in order), sigma))
+    out = np.empty_like(maps)
+    for i, averaged in zip(order, found, strict=True):
+        assert averaged is not None
+        out[i] = averaged
+    return out
+
+
 def some_maps(count: int) -> Maps:
     maps = np.random.default_rng(0).random((count, 5, 5), dtype=np.float32)
     maps[:, 0] = 0.0
@@ -105,7 +117,7 @@ def test_stacks_of_slices_and_of_pictures() -> None:
     pictures = [case("a", "s", position=2.0), case("b", "t", position=2.0), case("c", "s"), case("d", "s", position=1.0)]
     cases = [*pictures, *(case(f"{v}#{k}", "s", slice=k) for v in "xy" for k in (4, 5))]
     assert stacks(cases) == [[0, 3], [1], [2], [4, 5], [6, 7]]
-    assert [c.name for c in together(cases)] == ["a", "d", "b", "c", "x#4", "x#5", "y#4", "y#5"]
+    assert [c.name for c in together(cases)] == ["d", "a", "b", "c", "x#4", "x#5", "y#4", "y#5"]
 
 
 def heads(folder: Path, count: int, split: str) -> list[str]:

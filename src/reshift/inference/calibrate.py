@@ -1,7 +1,7 @@
 """``reshift calibrate`` and the last step of training: score normal images, and make thresholds and p-values of the scores."""
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,7 +127,7 @@ def _adapt(model: Model, cases: Sequence[Case]) -> list[UnseenNormals]:
 def score_normals(model: Model, cases: Sequence[Case], label: str, without: int | None = None) -> NormalScores:
     """Score normal images, ``without`` what has learned from this fold."""
     config = model.bundle.config.data
-    cases = together(cases) if config.sigma else cases
+    cases, where = together(cases) if config.sigma else cases, partial(place, slice_mm=config.slice_mm)
 
     def read(case: Case) -> Sample[Case]:
         sample = prepare_sample(case, read_image(case.image, case.slice, config.max_pixels), config)
@@ -137,7 +137,7 @@ def score_normals(model: Model, cases: Sequence[Case], label: str, without: int 
     scores, subjects, pixels, shares = list[float](), list[str](), PixelHistogram(), SubjectShares()
     descriptors, empty, features = list[NDArray[np.float64]](), list[bool](), list[NDArray[np.float64]]()
     with progress(label, len(cases)) as advance:
-        for sample in average_stacks(model, predict_samples(model, cases, read, without=without), place):
+        for sample in average_stacks(model, predict_samples(model, cases, read, without=without), where):
             if sample.error is not None:
                 raise sample.error
             scores.append(sample.score)

@@ -7,7 +7,7 @@ do with a predicted sample. Needs no torch by itself, so worker processes can im
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -163,32 +163,51 @@ def _launch(model: "Model", batch: list[Sample[Case]], without: int | None, *, e
 def average_stacks(
     model: "Model", samples: Iterable[Sample[Case]], place: Callable[[Case], Place | None]
 ) -> Iterator[Sample[Case]]:
-    """With ``data.consensus``, average the heat-maps along each stack and score them anew. A stack's slices follow each other.
+    """With ``data.consensus``, average the heat-maps along each stack and score them anew.
 
-    Slices with too little tissue to be judged stand alone, or they would light up their neighbours.
+    A stack's slices follow each other, by rising position. Slices with too little tissue to be judged stand alone, or they would
+    light up their neighbours.
     """
-    sigma, calibration = model.bundle.config.data.sigma, model.bundle.calibration
-    smallest = calibration.smallest_tissue if calibration else None
+    sigma = model.bundle.config.data.sigma
     if not sigma:
         yield from samples
         return
-    placed = ((None if sample.error else place(sample.case), sample) for sample in samples)
-    for stack, group in groupby(placed, key=lambda pair: None if pair[0] is None else pair[0].stack):
-        members = list(group)
+    for stack, group in groupby(_placed(samples, place), key=lambda item: item[0]):
         if stack is not None:
-            _average(model, [pair for pair in members if not has_little_tissue(pair[1], smallest)], sigma)
-        yield from (sample for _, sample in members)
+            yield from _averaged(model, group, sigma)
+            continue
+        for _, _, sample in group:
+            yield sample
 
 
-def _average(model: "Model", members: Sequence[tuple[Place | None, Sample[Case]]], sigma: float) -> None:
-    """Average the heat-maps of one stack, and score its slices anew."""
-    if not members:
-        return
-    before = np.stack([sample.heatmap for _, sample in members])
-    after = smooth(before, [where.position for where, _ in members if where is not None], sigma)
-    scores = model.rescore([sample.score for _, sample in members], before, after)
-    for (_, sample), score, heatmap in zip(members, scores, after, strict=True):
-        sample.score, sample.heatmap = score, heatmap
+def _placed(
+    samples: Iterable[Sample[Case]], place: Callable[[Case], Place | None]
+) -> Iterator[tuple[Hashable, float, Sample[Case]]]:
+    """Stack, position and sample; one that failed belongs to the stack it came in."""
+    stack: Hashable = None
+    for sample in samples:
+        found = place(sample.case) if sample.error is None else None
+        stack = stack if sample.error is not None else None if found is None else found.stack
+        yield stack, 0.0 if found is None else found.position, sample
+
+
+def _averaged(model: "Model", members: Iterable[tuple[Hashable, float, Sample[Case]]], sigma: float) -> Iterator[Sample[Case]]:
+    """The samples of one stack, each once its neighbours are known."""
+    calibration, waiting = model.bundle.calibration, deque[Sample[Case]]()
+    smallest = calibration.smallest_tissue if calibration else None
+
+    def maps() -> Iterator[tuple[float, NDArray[np.float32] | None]]:
+        for _, position, sample in members:
+            waiting.append(sample)
+            alone = sample.error is not None or has_little_tissue(sample, smallest)
+            yield position, None if alone else sample.heatmap
+
+    for averaged in smooth(maps(), sigma):
+        sample = waiting.popleft()
+        if averaged is not None:
+            [sample.score] = model.rescore([sample.score], sample.heatmap[None], averaged[None])
+            sample.heatmap = averaged
+        yield sample
 
 
 def grouped(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

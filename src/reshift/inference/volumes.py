@@ -13,7 +13,7 @@ from reshift.data.dicom.series import DicomVolume
 from reshift.data.nifti import blank_map, write_nifti
 from reshift.data.volume import Volume
 from reshift.inference.calibration import Calibration
-from reshift.inference.consensus import Place
+from reshift.inference.consensus import Place, in_slices
 from reshift.inference.findings.case import volume_findings
 from reshift.inference.inputs import result_stem
 from reshift.inference.labels import blend, montage, tile, with_legend
@@ -95,7 +95,8 @@ def _score_slices(model: Model, volume: Volume, heatmaps: NDArray[np.float32]) -
 
     chosen = volume.foreground_slices(model.bundle.config.data.min_foreground)
     samples = predict_samples(model, counted(chosen, volume.source.name), read)
-    for sample in average_stacks(model, samples, lambda k: Place("volume", k)):
+    slice_mm = model.bundle.config.data.slice_mm
+    for sample in average_stacks(model, samples, lambda k: Place("volume", in_slices(volume, k, slice_mm))):
         if sample.error is not None:
             raise sample.error
         result = finish(sample, model.bundle.calibration)

@@ -230,7 +230,7 @@ def _stage_identity(run: _Run, stages: Sequence[Stage], data: str) -> Identity |
         data=data,
         seed=run.config.seed,
         # What decides nothing that is learned is left out.
-        images=run.config.data.model_dump(exclude={"memory_gb", "consensus", "position", "max_pixels"}),
+        images=run.config.data.model_dump(exclude={"memory_gb", "consensus", "slice_mm", "position", "max_pixels"}),
         train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=set(deciding)),
         stages=[[stage.name, stage.epochs, stage.steps, stage.folds, dict(stage.decided_by or {})] for stage in stages],
     )
