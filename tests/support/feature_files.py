@@ -12,6 +12,7 @@ from torch import Tensor
 from reshift.errors import UserError
 from reshift.nets.dinov2 import DinoV2
 from reshift.nets.features import FeatureNet, feature_net
+from reshift.nets.lpips import lpips_alexnet
 from reshift.nets.tinyvit import TinyViT
 from reshift.weights import find
 
@@ -23,6 +24,7 @@ def forget() -> None:
     """Let names be looked up again, as in a new process."""
     find._in_use.clear()
     feature_net.cache_clear()
+    lpips_alexnet.cache_clear()
 
 
 def random_net(architecture: str, seed: int = 0) -> FeatureNet:

@@ -90,5 +90,5 @@ def summary(names: Iterable[str]) -> str | None:
     line = "features: " + ", ".join(f"{found.name} ({found.sha256[:12]}…, {found.what})" for found in used)
     if any(found.name != "efficientnet-lite0" for found in used):
         return line
-    others = [name for name in ENTRIES if name != "efficientnet-lite0"]
+    others = [name for name, known in ENTRIES.items() if name != "efficientnet-lite0" and not known.distance]
     return f"{line}; others, often stronger: reshift weights pull {'|'.join(others)}, then --set model.features=NAME"

@@ -81,6 +81,8 @@ class FeatureNet(nn.Module):
 def feature_net(name: str, device: str) -> FeatureNet:
     """The frozen network ``name`` (or that of a local .safetensors file) on ``device``; read once and kept."""
     found = in_use(name)
+    if found.architecture not in ARCHITECTURES:
+        raise UserError(f"{name} is a distance of images, not a feature network; choose one of {', '.join(ARCHITECTURES)}")
     module, cls = ARCHITECTURES[found.architecture]
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         # Kept for callers of every kind, so never made of inference tensors. Its initial weights are thrown away, and must not

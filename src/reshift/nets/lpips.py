@@ -1,24 +1,21 @@
 """LPIPS (Zhang et al. 2018) on AlexNet, version 0.1: the perceptual distance with heads fitted to human judgement.
 
-The weights are not part of this package. ``tools/convert_lpips.py`` says where they come from and converts them once;
-the environment variable ``RESHIFT_LPIPS`` then names the file. Unchecked against the published pair (0.722 and 0.138 for
-the example images of PerceptualSimilarity): those images are not available here.
+The weights are not part of this package; ``reshift weights pull lpips-alexnet`` gets them. docs/evaluation.md says against what
+this network has been checked.
 """
 
-import os
-import zipfile
-from pathlib import Path
+from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reshift.errors import UserError
 from reshift.nets.features import as_rgb, unit_difference, upsampled_sum
+from reshift.weights.find import in_use, read_tensors
 
-VARIABLE = "RESHIFT_LPIPS"
+NAME = "lpips-alexnet"
 # channels, kernel, stride, padding; before the second and third convolution, a max-pool
 CONVS = ((64, 11, 4, 2), (192, 5, 1, 2), (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1))
 POOLED = (1, 2)
@@ -35,7 +32,7 @@ class Distance(NamedTuple):
 class Lpips(nn.Module):
     """AlexNet's five convolutions and a non-negative weight per channel of each."""
 
-    name = "lpips-alexnet"
+    name = NAME
     shift: Tensor
     scale: Tensor
 
@@ -72,17 +69,15 @@ class Lpips(nn.Module):
         return Distance(scalar, upsampled_sum(layers, *a.shape[-2:]))
 
 
-def lpips_alexnet(device: str | torch.device = "cpu") -> Lpips:
-    """LPIPS with the weights of the file that ``RESHIFT_LPIPS`` names."""
-    named = os.environ.get(VARIABLE)
-    if not named:
-        raise UserError(f"LPIPS needs weights: make the .npz with tools/convert_lpips.py and set {VARIABLE} to its path")
-    net = Lpips()
-    try:
-        with np.load(Path(named), allow_pickle=False) as arrays:
-            net.load_state_dict({key: torch.from_numpy(arrays[key]) for key in arrays.files})
-    except FileNotFoundError as err:
-        raise UserError(f"{VARIABLE} names {named}, which does not exist") from err
-    except (OSError, ValueError, AttributeError, RuntimeError, zipfile.BadZipFile) as err:
-        raise UserError(f"{VARIABLE} names {named}, which is not what tools/convert_lpips.py writes") from err
-    return net.to(device)
+@lru_cache(maxsize=4)
+def lpips_alexnet(device: str = "cpu") -> Lpips:
+    """LPIPS with its published weights on ``device``; read once and kept."""
+    found = in_use(NAME)
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # as in ``feature_net``
+        net = Lpips()
+        try:
+            net.load_state_dict(read_tensors(found))
+        except RuntimeError as err:
+            line = " ".join(str(err).split())[:200]
+            raise UserError(f"{found.path}: these are not the weights of {NAME} ({line})") from None
+        return net.to(device)

