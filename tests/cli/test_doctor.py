@@ -15,6 +15,7 @@ from helpers import Cli, refused
 from reshift import __version__
 from reshift.cli.app import COMMANDS
 from reshift.cli.completion import SHELLS
+from reshift.system.determinism import determinism_table
 from reshift.system.health import advise, requirements
 
 
@@ -45,6 +46,14 @@ def test_doctor_names_the_command_for_what_is_missing() -> None:
     assert commands[:3] == ["pip install reshift", "pip install 'reshift[features]'", "pip install 'reshift[dicom]'"]
     assert commands[-2:] == ["set RESHIFT_CACHE to another folder, or to off", "reshift cache prune"]
     assert not any("report" in command for command in commands)
+
+
+def test_doctor_shows_what_is_equal_to_the_bit(run_cli: Cli) -> None:
+    rows = json.loads(run_cli("doctor", "--determinism", "--json").out)
+    assert rows == determinism_table()
+    shown = run_cli("doctor", "--determinism")
+    assert shown.code == 0
+    assert "OMP_NUM_THREADS" in shown.out
 
 
 def test_requirements_come_from_the_metadata() -> None:

@@ -1,17 +1,27 @@
 """``reshift doctor``: what is installed, what is missing, and the command for it."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from reshift.cli.shared import AsJson
 from reshift.system.cache import size_text
 from reshift.system.imports import heavy_imports
 
+Determinism = Annotated[bool, typer.Option("--determinism", help="show what is equal to the bit when a run is repeated")]
 
-def doctor(as_json: AsJson = False) -> None:
+
+def doctor(
+    determinism: Determinism = False,
+    as_json: AsJson = False,
+) -> None:
     """Show versions, devices, extras, weights and cache; say what is missing and the command for it."""
+    if determinism:
+        show_determinism(as_json=as_json)
+        return
     with heavy_imports():
         from reshift.system.health import health
 
@@ -44,3 +54,19 @@ def lines(found: dict[str, Any]) -> list[str]:
     ]
     shown += [""] + [f"- {advice['what']}: {advice['do']}" for advice in found["advice"]]
     return shown if found["advice"] else [*shown[:-1], "", "nothing is missing"]
+
+
+def show_determinism(*, as_json: bool) -> None:
+    """What is equal to the bit, and what only within a tolerance."""
+    from reshift.system.determinism import determinism_table
+
+    rows = determinism_table()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table()
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)
