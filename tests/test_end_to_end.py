@@ -146,7 +146,7 @@ def test_normative_indices(run_cli: Cli, bundle: Path, data: Path, tmp_path: Pat
     found = json.loads((tmp_path / "metrics.json").read_text())["normative"]
     assert found["features"]
     assert "our reading" in found["reading"]
-    assert all(found[key] is None or 0 <= found[key] <= 1 for key in ("rqi", "ahi", "caci"))
+    assert all(found[key] is None or 0 <= found[key] <= 1 for key in ("rqi", "rqi_features", "ahi_features", "caci"))
 
 
 def test_normative_indices_need_a_method_that_restores_images(

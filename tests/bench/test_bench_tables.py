@@ -116,7 +116,7 @@ def test_pixel_metrics_leave_out_a_set_without_masks() -> None:
 
 
 def test_normative_and_cost_tables() -> None:
-    cells = [cell("DAE", normative={"rqi": 0.5, "ahi": None, "caci": 0.25}, image={"auc": 0.5})]
+    cells = [cell("DAE", normative={"rqi": 0.5, "ahi_features": None, "caci": 0.25}, image={"auc": 0.5})]
     assert [metric.caption for metric in named(cells, "normative").metrics] == ["RQI", "CACI"]
     assert "0.25" in page(cells)
     assert "Measured on 2 a processor." in page(cells)

@@ -131,6 +131,12 @@ def test_lpips_brings_its_own_distance() -> None:
     result = indices.result()
     assert (result["features"], result["ingredients"]["distance"]) == ("pyramid", "lpips-alexnet")
     assert result["ingredients"]["normal"]["distance"] == pytest.approx(float(found.scalar.mean()), rel=1e-5)
+    black = perceptual_distance(net, x, torch.full_like(x, -1.0)).scalar
+    expected = [max(0.0, 1 - float(d) / float(d0)) for d, d0 in zip(found.scalar, black, strict=True)]
+    assert result["rqi"] == pytest.approx(sum(expected) / 2, abs=1e-5)
+    assert result["rqi_features"] is None  # one or the other: they are two measures
+    assert indices.warnings() == []
+    assert "reshift weights pull lpips-alexnet" in NormativeIndices(Pyramid()).warnings()[0]
 
 
 def test_frechet_distance_of_diagonal_gaussians_is_closed_form() -> None:
@@ -193,20 +199,21 @@ def run(restored: Tensor, normal_restored: Tensor | None = None) -> dict[str, An
 def test_rqi_is_one_for_a_perfect_restoration_and_falls_with_blur() -> None:
     normals, (sick, _) = healthy(12, 0), with_lesions(healthy(12, 1))
     perfect = run(sick)
-    assert perfect["rqi"] == 1
+    assert perfect["rqi_features"] == 1
+    assert perfect["rqi"] is None  # a pyramid of gradients is not LPIPS
     assert perfect["ingredients"]["normal"]["mae"] == 0
     assert perfect["ingredients"]["normal"]["ssim"] == pytest.approx(1)
-    falling = [1.0, *(run(sick, blurred(normals, side))["rqi"] for side in (3, 7, 15))]
+    falling = [1.0, *(run(sick, blurred(normals, side))["rqi_features"] for side in (3, 7, 15))]
     assert all(a > b for a, b in pairwise(falling)), falling
-    assert run(sick, torch.full_like(normals, -1.0))["rqi"] == 0
+    assert run(sick, torch.full_like(normals, -1.0))["rqi_features"] == 0
 
 
 def test_ahi_is_zero_for_a_copy_and_one_for_other_healthy_images() -> None:
     sick, _ = with_lesions(healthy(12, 1))
     copy, other, half = run(sick), run(healthy(12, 0)), run((sick + healthy(12, 1)) / 2)
-    assert copy["ahi"] == 0
-    assert other["ahi"] == 1
-    assert 0 < half["ahi"] < 1
+    assert copy["ahi_features"] == 0
+    assert other["ahi_features"] == 1
+    assert 0 < half["ahi_features"] < 1
     fd = copy["ingredients"]["FD-pyramid"]
     assert fd["abnormal"] == fd["restored"] > fd["unseen"]
     assert fd["images_per_set"] == 12
@@ -225,19 +232,42 @@ def test_caci_is_low_for_a_copy_and_high_for_a_cure() -> None:
     assert copy["caci"] < run((sick + before) / 2)["caci"] < cured["caci"]
 
 
+def test_caci_leaves_out_what_is_ignored() -> None:
+    """Whatever a model does to an ignored region, and whatever of the lesion is ignored, says nothing."""
+    before = healthy(4, 1)
+    sick, masks = with_lesions(before)
+    ignore = torch.zeros_like(masks)
+    ignore[:, 4:9, 20:28] = True  # healthy by the mask
+    spoiled = before.clone()
+    spoiled[ignore[:, None]] = 1.0
+
+    def measured(restored: Tensor, ignored: Tensor | None, lesions: Tensor = masks) -> dict[str, Any]:
+        indices = NormativeIndices(Pyramid())
+        indices.add_abnormal(sick, restored, lesions, ignored)
+        return indices.result()
+
+    clean, kept = measured(before, ignore), measured(spoiled, ignore)
+    assert kept["caci"] == pytest.approx(clean["caci"], abs=1e-9)
+    assert kept["ingredients"]["abnormal"]["ssim_healthy"] == pytest.approx(1)
+    assert measured(spoiled, None)["caci"] < clean["caci"] - 0.01
+    half = masks & (torch.arange(SIDE) < 20)
+    assert measured(before, half)["caci"] == pytest.approx(measured(before, half, masks & ~half)["caci"])
+    assert measured(before, masks)["caci"] is None  # nothing of the lesion is left
+
+
 def test_what_is_missing_or_broken_is_none_and_json_has_no_nan() -> None:
     net, x = Pyramid(), healthy(3, 0)
     none = x[:0]
     nothing = normative(net, none, none, none, none, None, none)
-    assert (nothing["rqi"], nothing["ahi"], nothing["caci"]) == (None, None, None)
+    assert (nothing["rqi_features"], nothing["ahi_features"], nothing["caci"]) == (None, None, None)
     no_masks = normative(net, none, none, x, x, None, healthy(4, 1))
-    assert (no_masks["rqi"], no_masks["ahi"], no_masks["caci"]) == (None, None, None)
+    assert (no_masks["rqi_features"], no_masks["ahi_features"], no_masks["caci"]) == (None, None, None)
     assert no_masks["ingredients"]["FD-pyramid"]["abnormal"] > 0  # known even without unseen normals
     empty_mask = normative(net, x, x, x, x, torch.zeros(3, SIDE, SIDE), healthy(4, 1))
     assert empty_mask["caci"] is None
     assert empty_mask["ingredients"]["n"]["with_lesion_mask"] == 0
     diverged = run(torch.full((12, 1, SIDE, SIDE), float("nan")), torch.full((12, 1, SIDE, SIDE), float("nan")))
-    assert (diverged["rqi"], diverged["ahi"], diverged["caci"]) == (None, None, None)
+    assert (diverged["rqi_features"], diverged["ahi_features"], diverged["caci"]) == (None, None, None)
     for result in (nothing, no_masks, empty_mask, diverged):
         assert "FID" not in json.dumps(result, allow_nan=False)
 
@@ -254,7 +284,7 @@ def test_batches_and_their_order_do_not_matter() -> None:
     parts.add_training(healthy(7, 2))
     one, two = whole.result(), parts.result()
     assert one["reading"] == two["reading"] == "our reading of Bercea et al. 2025; combinations inferred"
-    for name in ("rqi", "ahi", "caci"):
+    for name in ("rqi_features", "ahi_features", "caci"):
         assert one[name] == pytest.approx(two[name], rel=1e-5)
 
 

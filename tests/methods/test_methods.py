@@ -79,7 +79,7 @@ def test_defaults_of_the_base_class() -> None:
     assert (detector.features(x), detector.pseudo_healthy(x), detector.pixel_threshold) == (None, None, None)
     assert detector.rescore(x[:, 0, 0, 0], x[:, 0], x[:, 0]) is None
     assert not detector.overrides("pseudo_healthy")
-    assert build(config_of("ae")).overrides("pseudo_healthy")
+    assert (detector.restores, build(config_of("ae")).restores) == (False, True)
     with pytest.raises(NotImplementedError):
         detector.predict(x)
 

@@ -3,11 +3,11 @@
 import dataclasses
 import io
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,14 +50,14 @@ def evaluate(
     indices: "NormativeIndices | None" = None,
     on_case: Callable[[Sample[Case]], object] = lambda _: None,
     *,
-    keep_arrays: bool = True,
+    keep_arrays: bool | Collection[str] = True,
 ) -> tuple[dict[str, Any], list[str]]:
     """Score the test cases and write the results to ``out``; return the metrics and the cases that could not be read.
 
     Results of an earlier evaluation in ``out`` are replaced.
 
     With ``indices`` (see ``normative_indices``) the quality of the restorations is measured, too. ``on_case`` is called with
-    every predicted image. Image, map and mask are written to ``out/arrays`` if ``keep_arrays``.
+    every predicted image. Image, map and mask are written to ``out/arrays`` if ``keep_arrays``, or of the cases it names.
     """
     with output_folder(out), _written_aside(out) as folder:
         return _evaluate(model, cases, folder, dataset, indices, on_case, keep_arrays=keep_arrays)
@@ -96,7 +96,7 @@ def _evaluate(
     indices: "NormativeIndices | None",
     on_case: Callable[[Sample[Case]], object],
     *,
-    keep_arrays: bool,
+    keep_arrays: bool | Collection[str],
 ) -> tuple[dict[str, Any], list[str]]:
     begun = time.monotonic()
     calibration = model.bundle.calibration
@@ -109,7 +109,8 @@ def _evaluate(
         for item in _predict(model, cases, errors):
             if item.mask is not None or item.case.label == 0:  # an abnormal image without a mask says nothing about pixels
                 pixels.add(item.heatmap, item.mask, ignore=item.ignore, subject=item.case.subject)
-            rows.append(_row(model, item) | (_save_arrays(out, len(rows), item) if keep_arrays else {}))
+            kept = keep_arrays if isinstance(keep_arrays, bool) else item.case.name in keep_arrays
+            rows.append(_row(model, item) | (_save_arrays(out, len(rows), item) if kept else {}))
             features += [item.embedding] if item.embedding is not None else []
             if indices is not None:
                 _restore(model, indices, item)
@@ -118,7 +119,8 @@ def _evaluate(
     if not rows:
         raise UserError(f"none of the {given} test images could be scored; the first: {errors[0]}")
     metrics = _metrics(model, rows, pixels, dataset, time.monotonic() - begun)
-    metrics |= {"normative": indices and indices.result(), "warnings": _warnings(model.bundle, rows, errors) + model.warnings()}
+    warnings = [*_warnings(model.bundle, rows, errors), *model.warnings(), *(indices.warnings() if indices else [])]
+    metrics |= {"normative": indices and indices.result(), "warnings": warnings}
     _save_counts(out, pixels, features)
     atomic_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     atomic_json(out / "metrics.json", metrics)
@@ -129,11 +131,12 @@ def normative_indices(model: Model, training: Sequence[Case]) -> "NormativeIndic
     """Prepare RQI, AHI and CACI: the feature network, and the training normals that restorations should come close to."""
     from reshift.evaluation.normative import NormativeIndices
     from reshift.nets.efficientnet_lite import efficientnet_lite0
-    from reshift.nets.lpips import lpips_alexnet
+    from reshift.nets.lpips import NAME, lpips_alexnet
+    from reshift.weights.find import available
 
-    if not model.detector.overrides("pseudo_healthy"):
+    if not model.detector.restores:
         raise UserError(f"method '{model.bundle.config.method}' restores no images, so it has no normative indices")
-    distance = lpips_alexnet(model.device) if os.environ.get("RESHIFT_LPIPS") else None
+    distance = lpips_alexnet(str(model.device)) if available(NAME) else None
     indices = NormativeIndices(efficientnet_lite0(model.device), distance)
     data = model.bundle.config.data
     training = expand_volumes(training, data)
@@ -149,8 +152,9 @@ def _restore(model: Model, indices: "NormativeIndices", item: Sample[Case]) -> N
     restored = model.restored(x)
     if item.case.label == 0:
         indices.add_normal(x, restored)
-    else:
-        indices.add_abnormal(x, restored, None if item.mask is None else torch.from_numpy(item.mask[None]))
+        return
+    mask, ignore = (None if region is None else torch.from_numpy(region[None]) for region in (item.mask, item.ignore))
+    indices.add_abnormal(x, restored, mask, ignore)
 
 
 def _save(path: Path, writer: Callable[..., None], *arrays: Any, **named: Any) -> None:
@@ -192,7 +196,8 @@ def _predict(model: Model, cases: Sequence[Case], errors: list[str]) -> Iterator
         sample.mask = mask & ~ignore if mask is not None and ignore is not None else mask
         return sample
 
-    for sample in average_stacks(model, predict_samples(model, cases, read, embed=True), place):
+    where = partial(place, slice_mm=model.bundle.config.data.slice_mm)
+    for sample in average_stacks(model, predict_samples(model, cases, read, embed=True), where):
         if sample.error is None:
             withhold(sample, model.bundle.calibration)
             yield sample

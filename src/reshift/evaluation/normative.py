@@ -1,7 +1,9 @@
 """How healthy restorations look: RQI, AHI and CACI after Bercea et al. (Nat. Commun. 16:1624, 2025), in our reading.
 
 Their code logs the ingredients but does not combine them, so the combinations here are inferred, and every ingredient is
-reported with them. Images are ``(B, C, H, W)`` in [-1, 1]; what cannot be computed is None, never 0.
+reported with them. RQI goes by its name only if its distance is LPIPS. With features of another network it is ``rqi_features``,
+and AHI, whose features are Inception's in their code, is ``ahi_features``: other measures have other names and columns.
+Images are ``(B, C, H, W)`` in [-1, 1]; what cannot be computed is None, never 0.
 """
 
 import math
@@ -20,6 +22,10 @@ from reshift.nets.features import unit_difference, upsampled_sum
 from reshift.nets.lpips import Distance, Lpips
 
 READING = "our reading of Bercea et al. 2025; combinations inferred"
+WITHOUT_LPIPS = (
+    "LPIPS is not on this machine: there is no RQI but 'RQI (features)', another measure; "
+    "get it with: reshift weights pull lpips-alexnet"
+)
 WINDOW = 7  # SSIM's, scikit-image's default
 FOREGROUND = 0.05  # on the 0…1 grey scale; darker pixels count as background
 SETS = ("training", "unseen", "abnormal", "restored")  # N, UN, P and RP of AHI
@@ -146,12 +152,20 @@ class Ingredients(NamedTuple):
 
     values: Mapping[str, Sequence[float]]  # per image
     fd: Mapping[str, float | None]  # Fréchet distances to the training normals
+    lpips: bool  # whether the distances of ``values`` are LPIPS
 
     def rqi(self) -> float | None:
-        """Restoration quality."""
+        """Restoration quality by LPIPS."""
+        return self._quality() if self.lpips else None
+
+    def rqi_features(self) -> float | None:
+        """The same formula with another distance, where LPIPS is not there."""
+        return None if self.lpips else self._quality()
+
+    def _quality(self) -> float | None:
         return rqi(self.values.get("distance", []), self.values.get("distance_to_black", []))
 
-    def ahi(self) -> float | None:
+    def ahi_features(self) -> float | None:
         """Anomaly to healthy."""
         return ahi(self.fd["abnormal"], self.fd["restored"], self.fd["unseen"])
 
@@ -187,15 +201,19 @@ class NormativeIndices:
         """Some of the normals the model was trained on."""
         self._add_features("training", x)
 
-    def add_abnormal(self, x: Tensor, restored: Tensor, mask: Tensor | None = None) -> None:
-        """Abnormal test images and their restorations; ``mask``, if known, is boolean ``(B, H, W)``."""
+    def add_abnormal(self, x: Tensor, restored: Tensor, mask: Tensor | None = None, ignore: Tensor | None = None) -> None:
+        """Abnormal test images and their restorations; ``mask`` and ``ignore``, if known, are boolean ``(B, H, W)``.
+
+        What is ignored is neither lesion nor healthy tissue, and no window that touches it says anything about healthy tissue.
+        """
         restored = restored.clamp(-1, 1)
         self._add_features("abnormal", x)
         self._add_features("restored", restored)
         if mask is None:
             return
-        lesion = mask.bool().to(x.device)
-        near = F.max_pool2d(lesion[:, None].float(), WINDOW, 1, WINDOW // 2)[:, 0] > 0  # every window that touches the lesion
+        ignored = torch.zeros_like(mask).bool() if ignore is None else ignore.bool()
+        lesion, other = (mask.bool() & ~ignored).to(x.device), (mask.bool() | ignored).to(x.device)
+        near = F.max_pool2d(other[:, None].float(), WINDOW, 1, WINDOW // 2)[:, 0] > 0  # every window that touches any of it
         healthy = (_grey(x) > FOREGROUND).any(1) & ~near
         alike, far = ssim_map(_grey(x), _grey(restored)), perceptual_distance(self.distance or self.net, x, restored).spatial
         error = (_grey(x) - _grey(restored)).square().mean(1)
@@ -217,12 +235,17 @@ class NormativeIndices:
         self._add_values("caci", [caci(kept["ssim"], 1 - changed["ssim"])])
         self._add_values("caci_perceptual", [caci(1 - kept["distance"], changed["distance"])])
 
+    def warnings(self) -> list[str]:
+        """What a reader of the indices should know."""
+        return [] if isinstance(self.distance, Lpips) else [WITHOUT_LPIPS]
+
     def result(self) -> dict[str, Any]:
         """The indices and all they are made of; safe to write as JSON."""
         sets, means = self._equal_sets(), {name: _mean(values) for name, values in self.values.items()}
         fd = {name: frechet_distance(sets[name], sets["training"]) for name in SETS[1:]}
+        parts = Ingredients(self.values, fd, isinstance(self.distance, Lpips))
         return {
-            **{metric.name: metric.measure(Ingredients(self.values, fd)) for metric in select_metrics("normative")},
+            **{metric.name: metric.measure(parts) for metric in select_metrics("normative")},
             "features": self.net.name,
             "reading": READING,
             "ingredients": {

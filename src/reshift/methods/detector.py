@@ -159,9 +159,18 @@ class Detector(nn.Module):
     def features(self, x: Tensor) -> Tensor | None:
         """An embedding of each image, ``(B, d)``; None if the method has none."""
 
+    def diagnostics(self, batches: Iterable[Tensor]) -> dict[str, float]:  # noqa: ARG002
+        """Numbers that explain a trained detector, measured on normal images; a benchmark records them. Empty if none."""
+        return {}
+
     def notes(self) -> list[str]:
         """Lines that a user of this model should read."""
         return []
+
+    @property
+    def restores(self) -> bool:
+        """Whether ``pseudo_healthy`` gives restored images; a method whose settings decide it says so itself."""
+        return self.overrides("pseudo_healthy")
 
     def overrides(self, method: str) -> bool:
         """Whether this class has an optional method of its own: ``overrides("pseudo_healthy")``."""

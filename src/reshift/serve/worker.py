@@ -159,7 +159,7 @@ class Worker:
         import torch
 
         model = self.model(message["model"])
-        if not model.detector.overrides("pseudo_healthy"):
+        if not model.detector.restores:
             raise UserError("this model's method restores no images")
         pixels = np.frombuffer(base64.b64decode(message["pixels"]), np.float32).reshape(message["shape"])
         x = torch.from_numpy(pixels.copy())[None].to(model.device)

@@ -187,11 +187,16 @@ _ROWS = (
     ),
     Metric(
         "normative", "rqi", "RQI", value=methodcaller("rqi"), places=("tables",), unit=1.0, digits=2,
-        description=f"{RESTORED}: how close restorations of normal images are to them.",
+        description=f"{RESTORED}: how close restorations of normal images are to them, by LPIPS.",
     ),
     Metric(
-        "normative", "ahi", "AHI", value=methodcaller("ahi"), places=("tables",), unit=1.0, digits=2,
-        description=f"{RESTORED}: how far restorations of abnormal images have moved to the training normals.",
+        "normative", "rqi_features", "RQI (features)", value=methodcaller("rqi_features"), places=("tables",), unit=1.0, digits=2,
+        description=f"{RESTORED}: as RQI, but by a distance of other features, where LPIPS is missing. Not the paper's RQI.",
+    ),
+    Metric(
+        "normative", "ahi_features", "AHI (features)", value=methodcaller("ahi_features"), places=("tables",), unit=1.0, digits=2,
+        description=f"{RESTORED}: how far restorations of abnormal images have moved to the training normals, "
+        "by features of another network than the FID's. Not the paper's AHI.",
     ),
     Metric(
         "normative", "caci", "CACI", value=methodcaller("caci"), places=("tables",), unit=1.0, digits=2,
