@@ -70,7 +70,8 @@ def nearest(rows: Tensor, bank: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
     A matrix product finds candidates fast, but loses small distances in the rounding of large norms; the candidates are
     therefore measured again, exactly.
     """
-    found = [_nearest(part, bank, k) for part in rows.split(CHUNK)]
+    parts = [rows] if torch.compiler.is_compiling() else rows.split(CHUNK)  # an exported graph does not know how many there are
+    found = [_nearest(part, bank, k) for part in parts]
     return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
 
 

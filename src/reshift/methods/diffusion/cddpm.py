@@ -156,7 +156,7 @@ class CDDPM(Detector):
         """Average the one-step restorations from every t*; shaped like ``x``."""
         code, total = self.encoder(_unit(x)), torch.zeros_like(x)
         for t, eps in zip(self.settings.t_star, self.noise, strict=True):
-            total = total + self.restore(x, torch.full((len(x),), t, device=x.device), eps, code)
+            total = total + self.restore(x, torch.full((x.shape[0],), t, device=x.device), eps, code)
         return total / len(self.settings.t_star)
 
     def pseudo_healthy(self, x: Tensor) -> Tensor:

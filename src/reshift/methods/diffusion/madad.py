@@ -176,7 +176,7 @@ class MADAD(Detector):
         generator = torch.Generator().manual_seed(s.inference_seed)
         noise = torch.randn(s.timesteps, *z.shape[1:], generator=generator).to(z.device)  # shared by all images
         for t in range(s.timesteps, 0, -1):
-            z0_hat, K_hat = self.denoiser(z, torch.full((len(z),), t, device=z.device))
+            z0_hat, K_hat = self.denoiser(z, torch.full((z.shape[0],), t, device=z.device))
             moved = ddim_step(z, z0_hat, noise[t - 1], self.alpha_bar[t], self.alpha_bar[t - 1], s.eta)
             z = torch.where(K_hat < s.threshold, moved, z)
         return z

@@ -137,7 +137,7 @@ class PixelDiffusion(Detector):
 
     def clean_at(self, x_t: Tensor, t: int) -> Tensor:
         """The network's estimate x̂_0 from x_t, clipped to [-1, 1]."""
-        steps = torch.full((len(x_t),), t, device=x_t.device)
+        steps = torch.full((x_t.shape[0],), t, device=x_t.device)
         return clean(x_t, self.denoiser(x_t, steps).float(), self.level(t))
 
     def chain(self, start: int, always: Iterable[int] = ()) -> list[tuple[int, int]]:

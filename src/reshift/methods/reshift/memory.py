@@ -35,7 +35,7 @@ class Memory(Witness):
     def forward(self, seen: Seen, without: int | None = None) -> Tensor:
         """The distances, enlarged and blurred."""
         patches = patch_features(seen.maps[self.network or ""], unit=True)
-        distance = distance_to_banks(as_rows(patches), self.bank, without).view(len(patches), 1, *patches.shape[-2:])
+        distance = distance_to_banks(as_rows(patches), self.bank, without).view(patches.shape[0], 1, *patches.shape[-2:])
         return gaussian_blur(F.interpolate(distance, size=seen.x.shape[-2:], mode="bilinear"), self.blur)
 
 
