@@ -141,6 +141,27 @@ def test_map_is_the_squared_error_over_channels_and_score_its_mean(make: Any) ->
 
 
 @pytest.mark.parametrize("make", [ae, vae])
+def test_a_smaller_native_size_is_seen_by_the_network_alone(make: Any) -> None:
+    """The loss and the score are those of the small images; heat-map and restoration have the size of the input."""
+    model, x = make(native=16).eval().requires_grad_(False), images(3)
+    small = x.unflatten(3, (16, 2)).unflatten(2, (16, 2)).mean((3, 5))
+    error = (small - model.reconstruct(small)).square().mean(1)
+    score, heatmap = model.predict(x)
+    assert heatmap.shape == (3, SIZE, SIZE)
+    torch.testing.assert_close(score, error.mean((1, 2)))
+    # Between pixel centres, enlarging by two mixes four values by 3/4 and 1/4 along each axis.
+    i, j = 5, 8
+    across = 0.75 * error[:, i, j] + 0.25 * error[:, i, j + 1]
+    below = 0.75 * error[:, i + 1, j] + 0.25 * error[:, i + 1, j + 1]
+    torch.testing.assert_close(heatmap[:, 2 * i + 1, 2 * j + 1], 0.75 * across + 0.25 * below)
+    assert model.pseudo_healthy(x).shape == x.shape
+    loss = model.stages()[0].objectives[0].loss
+    assert torch.equal(loss(x, step())["loss"], loss(small, step())["loss"])
+    assert make(native=4096).native == SIZE
+    assert {type(model).profiles["paper"]["model"]["native"], make().native} == {64, SIZE}
+
+
+@pytest.mark.parametrize("make", [ae, vae])
 def test_a_restored_image_is_clipped_to_the_range_of_images(make: Any) -> None:
     model, x = make().eval().requires_grad_(False), images()
     list(model.net.decoder)[-1].weight.mul_(1000.0)
@@ -151,7 +172,7 @@ def test_a_restored_image_is_clipped_to_the_range_of_images(make: Any) -> None:
 @pytest.mark.parametrize("make", [ae, vae])
 def test_every_setting_decides_training_and_a_batch_of_one_is_refused(make: Any) -> None:
     stage = make().stages()[0]
-    for change in ({"epochs": 1}, {"width": 5}, {"hidden": 8}, {"latent": 4}):
+    for change in ({"epochs": 1}, {"width": 5}, {"hidden": 8}, {"latent": 4}, {"native": 16}):
         assert stage.decided_by != make(**change).stages()[0].decided_by
     with pytest.raises(UserError, match="batch"):
         stage.objectives[0].loss(images(1), step())

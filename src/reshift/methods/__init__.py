@@ -28,8 +28,8 @@ class Entry(NamedTuple):
 METHODS: dict[str, Entry] = {
     "reshift": Entry("reshift.method:Reshift", "dense reconstruction-shift discrimination with pretrained features"),
     "dmd": Entry("dmd.method:DMD", "discriminative mask-guided latent diffusion, exactly as the paper describes it"),
-    "ae": Entry("autoencoder:AE", "convolutional autoencoder"),
-    "vae": Entry("autoencoder:VAE", "variational autoencoder"),
+    "ae": Entry("autoencoder:AE", "convolutional autoencoder; sees 64×64 pixels, its maps are enlarged"),
+    "vae": Entry("autoencoder:VAE", "variational autoencoder; sees 64×64 pixels, its maps are enlarged"),
     "fanogan": Entry("fanogan:FAnoGAN", "f-AnoGAN: WGAN-GP and an encoder into its latent space"),
     "dae": Entry("dae:DAE", "denoising autoencoder: a U-Net that removes coarse noise"),
     "ddpm": Entry("diffusion.ddpm:DDPM", "image-space diffusion: noise to t = 250 and back"),
