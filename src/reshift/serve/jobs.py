@@ -157,12 +157,14 @@ class Jobs:
         rows = self.database.all("SELECT * FROM jobs WHERE owner = ? AND key = ? AND state != 'deleting'", owner, key)
         return _first(rows)
 
-    def page(self, *, limit: int, before: int | None, states: Sequence[str], without: Sequence[str] = ()) -> list[Job]:
+    def page(
+        self, *, limit: int, before: int | None, states: Sequence[str], kinds: Sequence[str], without: Sequence[str] = ()
+    ) -> list[Job]:
         """The newest jobs first."""
-        marks, others = ", ".join("?" * len(states)), ", ".join("?" * len(without))
-        chosen = f"number < ? AND state IN ({marks}) AND id NOT IN ({others})"
+        marks, sorts, others = (", ".join("?" * len(chosen)) for chosen in (states, kinds, without))
+        chosen = f"number < ? AND state IN ({marks}) AND kind IN ({sorts}) AND id NOT IN ({others})"
         query = f"SELECT * FROM jobs WHERE {chosen} ORDER BY number DESC LIMIT ?"  # nosec B608
-        rows = self.database.all(query, before or 2**62, *states, *without, limit)
+        rows = self.database.all(query, before or 2**62, *states, *kinds, *without, limit)
         return [_job(row) for row in rows]
 
     def queued(self) -> list[Job]:

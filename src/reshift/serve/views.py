@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from reshift.config import DataConfig
 from reshift.data.image import Image, percentiles
-from reshift.data.prepare import prepare
+from reshift.data.prepare import prepare, restore
 from reshift.data.read import open_input
 from reshift.data.volume import Volume
 from reshift.errors import UserError
+from reshift.inference.findings.space import image_space, volume_space
 from reshift.inference.inputs import ScoreCase, find_cases
 from reshift.inference.overlay import grey, overlay, png
 
@@ -93,6 +94,20 @@ def describe(where: Where) -> dict[str, Any]:
     return {**about, "shape": [1, height, width], "spacing": [1.0, *found.spacing], "flipped": False, "channels": channels}
 
 
+def locate(where: Where, points: list[list[float]]) -> list[list[int]]:
+    """Coordinates of findings → (slice, row, column), each within the grid."""
+    if not points:
+        return []
+    found, case = _opened(where.roots, where.source), _cases(where.roots)[where.source]
+    space = volume_space(found) if isinstance(found, Volume) else image_space(case.path)
+    shape = found.voxels.shape if isinstance(found, Volume) else (1, *found.pixels.shape[:2])
+    away = np.asarray(points, dtype=np.float64) - space.affine[:3, 3]
+    indices: list[list[int]] = np.clip(
+        np.rint(np.linalg.solve(space.affine[:3, :3], away.T).T), 0, np.array(shape) - 1
+    ).astype(int).tolist()  # fmt: skip
+    return indices
+
+
 def _window(found: Image | Volume) -> tuple[float, float]:
     if isinstance(found, Volume):
         return found.window
@@ -147,6 +162,21 @@ def prepared_values(where: Where, index: int, data: dict[str, Any]) -> Values:
 def prepared_pixels(where: Where, index: int, data: dict[str, Any]) -> NDArray[np.float32]:
     """The same as the network takes it, ``(C, S, S)``."""
     return prepare(_axial(where, index), DataConfig(**data)).pixels
+
+
+def on_own_grid(where: Where, index: int, data: dict[str, Any], restored: NDArray[np.float32]) -> Values:
+    """A restored ``(C, S, S)`` on the slice's own pixels and in its grey values, so that both can be shown in one window.
+
+    A line takes prepared values back to grey values: it is fitted, since preparing may divide by the median.
+    """
+    image = _axial(where, index)
+    prepared = prepare(image, DataConfig(**data))
+    seen = restore(prepared.pixels.mean(axis=0), prepared.geometry)
+    known = np.isfinite(seen)
+    gain, offset = np.polyfit(seen[known], image.pixels.mean(axis=-1, dtype=np.float64)[known], 1)
+    values = np.stack([restore(plane, prepared.geometry) for plane in restored], axis=-1) * gain + offset
+    low, high = _image_range(where.roots, where.source)
+    return levels(np.clip(values, low, high), low, high, image.spacing)
 
 
 def _axial(where: Where, index: int) -> Image:

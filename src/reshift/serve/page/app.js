@@ -1,90 +1,137 @@
-const api = "/api/v1";
-const at = (id) => document.getElementById(id);
-const levels = async (url) => {
-  const answer = await fetch(url);
-  if (!answer.ok) throw new Error((await answer.json()).detail);
-  const head = (name) => answer.headers.get(name).split(",").map(Number);
-  return { shape: head("X-Shape"), scale: head("X-Scale")[0], offset: head("X-Offset")[0], data: new Uint16Array(await answer.arrayBuffer()) };
-};
-let shown = null;
+// The frame of the page: session, routes by address, theme, keyboard.
 
-async function json(url, options) {
-  const answer = await fetch(url, options);
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.detail);
-  return body;
-}
+import { API, json, session } from "./api.js";
+import { announce, at, el, icon, remember, remembered, toast } from "./dom.js";
 
-function draw() {
-  if (!shown) return;
-  const { image, heat, window, scale } = shown;
-  const [rows, columns, channels] = image.shape;
-  const canvas = at("view");
-  canvas.width = columns;
-  canvas.height = rows;
-  const context = canvas.getContext("2d");
-  const out = context.createImageData(columns, rows);
-  const from = (scale * at("threshold").value) / 1000;
-  for (let i = 0; i < rows * columns; i++) {
-    const value = image.data[i * channels] * image.scale + image.offset;
-    const grey = (255 * (value - window[0])) / (window[1] - window[0]);
-    const level = heat.data[i];
-    const hot = level === 65535 ? 0 : Math.min(1, (level * heat.scale + heat.offset) / scale);
-    const alpha = level !== 65535 && level * heat.scale + heat.offset > from ? 0.4 + 0.4 * hot : 0;
-    out.data.set([grey * (1 - alpha) + 250 * alpha, grey * (1 - alpha) + 150 * alpha * hot, grey * (1 - alpha), 255], 4 * i);
+const VIEWS = { "": "home", jobs: "work", models: "models", trainings: "trainings", evaluations: "evaluations" };
+const TITLES = { home: "Cases", work: "Job", models: "Models", trainings: "Trainings", evaluations: "Evaluations" };
+let current = { name: null, first: null, view: null };
+let turn = 0;
+
+async function route() {
+  if (!session.user) return;
+  const [section = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const name = VIEWS[section] ?? "home";
+  const parameters = name === "home" ? [] : rest;
+  if (current.view?.update && current.name === name && current.first === parameters[0]) return current.view.update(parameters);
+  const mine = ++turn;
+  current.view?.close?.();
+  current = { name, first: parameters[0], view: null };
+  document.title = `${TITLES[name]} – Reshift`;
+  for (const link of at("sections").children) {
+    const own = link.dataset.view === (name === "work" ? "home" : name);
+    own ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
   }
-  context.putImageData(out, 0, 0);
-}
-
-async function show(item, row) {
-  const about = await json(item.url);
-  if (!about.grid) return;
-  const best = about.slice_scores.reduce((a, b) => (a && a.score > b.score ? a : b), null);
-  const index = best ? best.index : 0;
-  const [image, heat] = await Promise.all(["image", "heat"].map((kind) => levels(`${item.url}/${kind}?index=${index}`)));
-  shown = { image, heat, window: about.grid.window, scale: about.heat_scale || 1 };
-  for (const other of at("cases").children) other.removeAttribute("aria-selected");
-  row.setAttribute("aria-selected", "true");
-  at("threshold").disabled = false;
-  draw();
-}
-
-async function list(job) {
-  const { items } = await json(`${job.url}/cases`);
-  at("cases").replaceChildren(...items.map((item) => {
-    const row = document.createElement("tr");
-    const picture = document.createElement("img");
-    picture.width = picture.height = 64;
-    picture.alt = "";
-    if (item.has_map) picture.src = `${item.url}/thumbnail.png?side=64`;
-    const button = document.createElement("button");
-    button.textContent = item.name;
-    button.addEventListener("click", () => show(item, row));
-    const cells = [picture, button, item.error || item.score?.toPrecision(4), item.p_value?.toPrecision(3) ?? "", item.flag ? "flagged" : ""];
-    for (const cell of cells) {
-      const place = document.createElement("td");
-      place.append(cell);
-      row.append(place);
-    }
-    return row;
-  }));
-}
-
-at("threshold").addEventListener("input", draw);
-at("upload").addEventListener("submit", async (event) => {
-  event.preventDefault();
+  const main = at("main");
+  main.setAttribute("aria-busy", "true");
   try {
-    let job = await json(`${api}/jobs`, { method: "POST", body: new FormData(event.target) });
-    while (job.state === "queued" || job.state === "running") {
-      at("state").textContent = `${job.state}: ${job.done} of ${job.cases}`;
-      job = await json(`${job.url}?wait=2`);
-    }
-    at("state").textContent = `${job.state}: ${job.cases} cases, ${job.failures} failed${job.error ? `: ${job.error}` : ""}`;
-    await list(job);
+    const { show } = await import(`./${name}.js`);
+    const place = el("div", { class: "view" });
+    main.replaceChildren(place);
+    const view = await show(place, parameters);
+    if (mine === turn) current.view = view;
+    else view?.close?.();
   } catch (err) {
-    at("state").textContent = err.message;
+    if (mine === turn && err.status !== 401) main.replaceChildren(failed(err));
+  } finally {
+    main.removeAttribute("aria-busy");
   }
-});
+}
 
-const { items } = await json(`${api}/models`);
-at("model").replaceChildren(...items.map((model) => new Option(model.name, model.name)));
+function failed(err) {
+  announce(err.message);
+  return el("div", { class: "page" }, el("h1", { text: err.status === 404 ? "Not there" : "This did not work" }), el("p", { class: "notice error", text: err.message }),
+    el("p", {}, el("a", { href: "#/", text: "All jobs" })));
+}
+
+function signIn() {
+  session.user = null;
+  current.view?.close?.();
+  current = { name: null, first: null, view: null };
+  const token = el("input", { type: "password", id: "token", required: true, autocomplete: "current-password", "aria-describedby": "token-error" });
+  const error = el("p", { class: "notice error", id: "token-error", role: "alert", hidden: true });
+  const enter = async (event) => {
+    event.preventDefault();
+    try {
+      await json(`${API}/session`, { method: "POST", body: { token: token.value } });
+      await begin();
+    } catch (err) {
+      error.textContent = err.message;
+      error.hidden = false;
+      token.select();
+    }
+  };
+  const form = el("form", { class: "panel", onsubmit: enter }, el("h1", { text: "Sign in" }),
+    el("label", { class: "field" }, el("span", { class: "field-name", text: "Token" }), token, el("span", { class: "hint", text: "Whoever runs this server has given you one." })),
+    error, el("button", { class: "primary", text: "Sign in" }));
+  const refused = el("p", { class: "notice error", text: "The reverse proxy in front of this server has not said who you are. Sign in there." });
+  at("main").replaceChildren(el("div", { class: "sign-in" }, session.token_needed ? form : refused));
+  token.focus();
+}
+
+async function begin() {
+  Object.assign(session, await json(`${API}/session`));
+  at("version").textContent = session.version;
+  const leave = at("leave");
+  leave.hidden = !(session.user && session.token_needed);
+  at("user").textContent = session.user && session.user !== "local" ? session.user : "";
+  if (session.user) await route();
+  else signIn();
+}
+
+function theme() {
+  const names = ["auto", "light", "dark"];
+  const shown = () => {
+    const now = remembered("theme", "auto");
+    const name = names.includes(now) ? now : "auto";
+    if (name === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = name;
+    at("theme").replaceChildren(icon({ auto: "auto", light: "sun", dark: "moon" }[name]));
+    at("theme").setAttribute("aria-label", `Theme: ${name}. Change`);
+    at("theme").title = `Theme: ${name}`;
+  };
+  at("theme").addEventListener("click", () => {
+    remember("theme", names[(names.indexOf(remembered("theme", "auto")) + 1) % 3]);
+    shown();
+    announce(`Theme: ${remembered("theme", "auto")}`);
+  });
+  shown();
+}
+
+function keyboard() {
+  const on = at("keys-on");
+  on.checked = remembered("keys", "on") === "on";
+  on.addEventListener("change", () => remember("keys", on.checked ? "on" : "off"));
+  at("help-button").addEventListener("click", () => at("help").showModal());
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !on.checked || at("help").open) return;
+    const { target } = event;
+    const typing = target.closest?.("textarea, select, input:not([type=checkbox]):not([type=range])");
+    if (typing || (event.key === " " && target.closest?.("button, a, summary, input"))) return;
+    if (event.key === "?") at("help").showModal();
+    else if (!current.view?.key?.(event.key.length === 1 ? event.key.toLowerCase() : event.key)) return;
+    event.preventDefault();
+  });
+}
+
+addEventListener("hashchange", route);
+addEventListener("reshift-signed-out", () => session.user && signIn());
+addEventListener("reshift-connection", ({ detail }) => {
+  at("connection").hidden = !detail.offline;
+});
+for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault()); // a missed drop must not leave the page
+addEventListener("unhandledrejection", (event) => {
+  if (event.reason?.name === "AbortError") event.preventDefault();
+  else if (event.reason?.message) toast(event.reason.message, "error");
+});
+at("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  at("main").focus();
+});
+at("leave").addEventListener("click", async () => {
+  await json(`${API}/session`, { method: "DELETE" });
+  await begin();
+});
+theme();
+keyboard();
+await begin();

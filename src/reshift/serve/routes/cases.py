@@ -58,7 +58,12 @@ async def show_case(job: JobId, case: CaseId, service: Running) -> dict[str, Any
     body = {**_case(job, one, service.reviews.of(job)), **_scale(found), "grid": None, "slice_scores": []}
     body["findings"] = [item for item in _findings(service, found) if item.get("input") in (one.source, one.name, None)]
     if one.record["error"] is None:
-        grid = await service.readers.call(job, views.describe, where_of(service, found, case))
+        where = where_of(service, found, case)
+        grid = await service.readers.call(job, views.describe, where)
+        measured = [item for item in body["findings"] if "peak_at" in item]
+        places = await service.readers.call(job, views.locate, where, [item["peak_at"] for item in measured])
+        for item, place in zip(measured, places, strict=True):
+            item["at"] = place
         last = grid["shape"][0] - 1
         fields = ("slice", "score", "p_value", "flag")
         body["grid"] = {name: value for name, value in grid.items() if name != "flipped"}
@@ -89,7 +94,13 @@ async def prepared(job: JobId, case: CaseId, service: Running, index: Index = 0)
 
 
 @router.get("/cases/{case}/restoration", responses=BINARY)
-async def restoration(job: JobId, case: CaseId, service: Running, index: Index = 0) -> Response:
+async def restoration(
+    job: JobId,
+    case: CaseId,
+    service: Running,
+    index: Index = 0,
+    grid: Annotated[Literal["prepared", "image"], Query(description="whose pixels: the network's or the image's")] = "prepared",
+) -> Response:
     """The prepared slice as it would look without disease, where the model's method restores; 409 where not."""
     found, where = service.job(job), _where(service, job, case)
     pixels = await service.readers.call(job, views.prepared_pixels, where, index, found.options["data"])
@@ -99,6 +110,8 @@ async def restoration(job: JobId, case: CaseId, service: Running, index: Index =
     if answer["state"] != "done":
         raise Problem(409, answer["error"])
     restored = np.frombuffer(base64.b64decode(answer["pixels"]), np.float32).reshape(answer["shape"])
+    if grid == "image":
+        return _values(await service.readers.call(job, views.on_own_grid, where, index, found.options["data"], restored))
     return _values(views.levels(restored.transpose(1, 2, 0), -1.0, 1.0, (1.0, 1.0)))
 
 

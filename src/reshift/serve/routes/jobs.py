@@ -82,12 +82,18 @@ def _accepted(response: Response, body: dict[str, Any], *, new: bool) -> dict[st
 
 @router.get("")
 def list_jobs(
-    service: Running, limit: Limit = 50, before: Annotated[int | None, Query(ge=0, le=2**60)] = None, state: State | None = None
+    service: Running,
+    limit: Limit = 50,
+    before: Annotated[int | None, Query(ge=0, le=2**60)] = None,
+    state: State | None = None,
+    kind: Literal["score", "evaluate"] | None = None,
 ) -> dict[str, Any]:
     """The newest jobs first; ``next`` is the ``before`` of the next page."""
     running = service.dispatcher.all_running()
     states = ("queued", *ENDED) if state is None else ("queued",) if state == "running" else (state,)
-    found = service.jobs.page(limit=limit + 1, before=before, states=states, without=running if state == "queued" else ())
+    kinds = ("score", "evaluate") if kind is None else (kind,)
+    without = running if state == "queued" else ()
+    found = service.jobs.page(limit=limit + 1, before=before, states=states, kinds=kinds, without=without)
     if state == "running":
         found = [job for job in found if job.id in running]
     page = found[:limit]

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
+from reshift.methods import METHODS
 from reshift.serve.events import log_events
 from reshift.serve.routes.shared import API, PROBLEMS, Running, User
 from reshift.serve.trainings import read_log
@@ -27,8 +28,9 @@ class Start(BaseModel):
 
 @router.get("")
 def list_trainings(service: Running) -> dict[str, Any]:
-    """Every run below ``--models`` that has a log."""
-    return {"items": service.trainings.all()}
+    """Every run below ``--models`` that has a log, and the methods that a new one may use."""
+    methods = [{"name": name, "about": entry.summary} for name, entry in METHODS.items()]
+    return {"items": service.trainings.all(), "methods": methods}
 
 
 @router.post("", status_code=201)
