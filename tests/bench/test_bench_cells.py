@@ -12,6 +12,7 @@ from bench_suites import BRIGHTNESS, DAE, HEAD, SWEEP, cells_in, write_suite
 from reshift.bench import compute
 from reshift.bench.cells import Event, Spec, Task, read_cells, slug
 from reshift.bench.compute import DiskFullError, disk_full, run_task
+from reshift.bench.observe import PairedValues
 from reshift.bench.plan import group_tasks, plan
 from reshift.bench.suite import load_suite
 from reshift.errors import Stopped, UserError
@@ -68,7 +69,7 @@ def test_pixel_ap_of_one_image_leaves_ignored_pixels_out() -> None:
     heat, mask, ignore = rng.random((8, 8), dtype=np.float32), rng.random((8, 8)) > 0.7, np.zeros((8, 8), bool)
     ignore[:2] = True
     mask &= ~ignore
-    found = compute.PairedValues(0.5)._pixels(Sample(None, mask=mask, ignore=ignore, heatmap=heat))  # type: ignore[arg-type]
+    found = PairedValues(0.5)._pixels(Sample(None, mask=mask, ignore=ignore, heatmap=heat))  # type: ignore[arg-type]
     dice, ap = found["dice"], found["pixel_ap"]
     assert ap == pytest.approx(average_precision_score(mask[2:].ravel(), heat[2:].ravel()), rel=1e-5)
     called = heat[2:] > 0.5

@@ -7,9 +7,10 @@ from bench_suites import DAE, HEAD, SWEEP, write_suite
 
 from reshift.bench import compute
 from reshift.bench.cells import Task
-from reshift.bench.cost import Rate, _rate, _seconds, estimate, measure
+from reshift.bench.cost import _rate, _seconds, estimate
 from reshift.bench.plan import group_tasks, plan
 from reshift.bench.suite import load_suite
+from reshift.bench.trial import Rate, measure
 from reshift.errors import Stopped
 
 

@@ -75,10 +75,12 @@ class Spec:
 
 
 class Task(NamedTuple):
-    """Cells that share a trained model, and the folder of the benchmark."""
+    """Cells that share a trained model, the folder of the benchmark, and what to keep there."""
 
     out: str
     cells: tuple[Spec, ...]
+    keep_maps: int = 0  # abnormal test images of each cell whose heat-maps are kept, for figures
+    stages: tuple[str, ...] = ()  # keys of trained stages that other tasks can take over; one of them trains, the others wait
 
     @property
     def folder(self) -> Path:
@@ -155,7 +157,7 @@ def write_failed_cell(out: Path, spec: Spec, error: str) -> None:
     from reshift.evaluation.metrics.table import select_metrics  # here: it imports numpy
 
     cost = (metric.name for metric in select_metrics("cost"))
-    empty = dict.fromkeys(("metrics", "paired", *cost, "steps", "machine"))
+    empty = dict.fromkeys(("metrics", "paired", "thresholds", "map_scores", "training", *cost, "steps", "updates", "machine"))
     write_cell(out, spec.file, {**spec.record(), "status": "failed", "error": error, **empty, "date": today()})
 
 

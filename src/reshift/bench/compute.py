@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from reshift import __version__
 from reshift.bench.cells import Event, Spec, Task, today, write_cell, write_failed_cell
+from reshift.bench.observe import MapScores, PairedValues, Rules, diagnose, even_cases
 from reshift.config import Config, merge, parse
 from reshift.data.cases import Case, expand_volumes
 from reshift.data.manifest import load_cases
 from reshift.errors import Stopped, UserError, reason
 from reshift.evaluation.evaluate import normative_indices
 from reshift.evaluation.metrics.cost import Cost
-from reshift.evaluation.metrics.one_image import LesionImage
 from reshift.evaluation.metrics.table import METRICS, cost_metrics
 from reshift.inference.bundle import Bundle, build, load_bundle
 from reshift.inference.calibrate import calibrate
@@ -115,17 +115,26 @@ def evaluate_cell(task: Task, spec: Spec, device: str) -> dict[str, Any]:
     model = TimedModel(predict_bundle(bundle, spec, device) if spec.predict else bundle, device)
     tests = [case for case in load_cases(Path(spec.test_path)) if case.split == "test"]
     indices = None
-    if spec.normative and model.detector.overrides("pseudo_healthy"):
+    if spec.normative and model.detector.restores:
         indices = normative_indices(model, [case for case in load_cases(Path(spec.train_path)) if case.split == "train"])
+    images = expand_volumes(tests, model.bundle.config.data, [])  # what cannot be read, the evaluation reports
     calibration = model.bundle.calibration
     paired = PairedValues(calibration.reference.pixel_threshold if calibration else None)
-    folder = Path(task.out) / "evaluations" / spec.key
-    metrics, _ = evaluate_with_report(model, tests, folder, spec.dataset, indices, paired.add, keep_arrays=False)
-    steps = count_steps(bundle.detector, int(bundle.facts["images"]), bundle.config.train.batch)
-    cost = Cost(bundle.facts["seconds"], steps, model.images_per_second())
+    rules, scores = Rules(calibration), MapScores()
+
+    def observe(item: Sample[Case]) -> None:
+        for observer in (paired, rules, scores):
+            observer.add(item)
+
+    folder, kept = Path(task.out) / "evaluations" / spec.key, even_cases(images, task.keep_maps)
+    metrics, _ = evaluate_with_report(model, tests, folder, spec.dataset, indices, observe, keep_arrays=kept)
+    updates = count_updates(bundle.detector, int(bundle.facts["images"]), bundle.config.train.batch)
+    cost = Cost(bundle.facts["seconds"], sum(updates.values()), model.images_per_second())
     return {
         **spec.record(), "status": "done", "error": None, "metrics": metrics, "paired": paired.columns,
-        **cost_metrics(cost), "steps": steps, "machine": machine(model.device), "date": today(),
+        "thresholds": rules.result(), "map_scores": scores.result(),
+        "training": diagnose(model, training_split(Path(spec.train_path), model.bundle.config)[0], images),
+        **cost_metrics(cost), "steps": cost.steps, "updates": updates, "machine": machine(model.device), "date": today(),
     }  # fmt: skip
 
 
@@ -133,7 +142,8 @@ def predict_bundle(trained: Bundle, spec: Spec, device: str) -> Bundle:
     """Use the trained weights with the cell's own prediction settings, and calibrate again, since thresholds depend on them."""
     config = parse(Config, merge(spec.config, spec.predict))
     if config.data.consensus == "auto":  # as training has decided
-        config = config.model_copy(update={"data": config.data.model_copy(update={"consensus": trained.config.data.consensus})})
+        decided = trained.config.data.model_dump(include={"consensus", "slice_mm"})
+        config = config.model_copy(update={"data": config.data.model_copy(update=decided)})
     detector: Any = build(config)
     if _training_facts(detector) != _training_facts(trained.detector):
         raise UserError(f"row '{spec.row}': its 'predict' settings change what is trained; give them under 'set' instead")
@@ -174,39 +184,10 @@ class TimedModel(Model):
         return float(f"{sum(n for n, _ in counted) / max(sum(s for _, s in counted), 1e-9):.4g}")
 
 
-class PairedValues:
-    """One value per test image and metric, for paired tests between cells."""
-
-    def __init__(self, threshold: float | None) -> None:
-        self.threshold = threshold
-        self.columns = dict[str, list[Any]]()
-
-    def add(self, item: Sample[Case]) -> None:
-        """Add one image."""
-        case = item.case
-        row = {"inputs": case.name, "subjects": case.subject, "labels": case.label, "scores": _rounded(item.score)}
-        for name, value in {**row, **self._pixels(item)}.items():
-            self.columns.setdefault(name, []).append(value)
-
-    def _pixels(self, item: Sample[Case]) -> dict[str, float | None]:
-        """The metrics that are kept per image, over its own pixels; None without a lesion."""
-        image = None
-        if item.mask is not None and item.mask.any():
-            counted = np.ones_like(item.mask) if item.ignore is None else ~item.ignore
-            image = LesionImage(item.mask[counted], item.heatmap[counted], self.threshold)
-        kept = [(metric.image_column, metric.per_image) for metric in METRICS.values() if metric.per_image is not None]
-        return {column: _rounded(value(image)) if image is not None else None for column, value in kept}
-
-
-def _rounded(value: float | None) -> float | None:
-    """Six significant digits."""
-    return None if value is None else float(f"{value:.6g}")
-
-
-def count_steps(detector: Any, images: int, batch: int) -> int:
-    """Optimiser steps over all stages."""
+def count_updates(detector: Any, images: int, batch: int) -> dict[str, int]:
+    """Optimiser steps of each stage."""
     per_epoch = math.ceil(images / min(batch, images))
-    return sum(stage.epochs * per_epoch if stage.steps is None else stage.steps for stage in detector.stages())
+    return {stage.name: stage.epochs * per_epoch if stage.steps is None else stage.steps for stage in detector.stages()}
 
 
 def _free_memory() -> None:

@@ -2,47 +2,32 @@
 
 import io
 import json
-import math
 import signal
 import statistics
-import tempfile
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
 from reshift.bench.cells import Spec, Task, digest
-from reshift.bench.compute import count_steps, training_config, training_split
-from reshift.config import Config, merge, parse
-from reshift.data.cases import Case
+from reshift.bench.compute import count_updates, training_split
+from reshift.bench.trial import Rate, measure
+from reshift.config import Config, parse
 from reshift.data.manifest import load_cases
-from reshift.data.source import Source
 from reshift.errors import Stopped, UserError, reason
-from reshift.inference.bundle import Bundle, build
-from reshift.inference.model import Model
-from reshift.methods.detector import Detector, Stage
-from reshift.system.device import Rank, pick_device
-from reshift.training.loop import batch_size, fit
+from reshift.inference.bundle import build
 
-TRIED_STEPS = {"cpu": 3, "cuda": 8}  # of each stage; on a GPU the first ones warm up and record a graph
-SLOW_SECONDS = 10.0  # a prediction that takes longer is not repeated
-MAX_SECONDS = 60  # for trying one configuration
+MAX_SECONDS = 120  # for trying one configuration
 
 
-class Rate(NamedTuple):
-    """Seconds that the parts of a method take, and how they were found."""
+class StageCost(NamedTuple):
+    """One stage of a training."""
 
-    step: float  # an optimiser step, on average over the stages
-    start: float  # per training image, before the first step
-    image: float  # a prediction
-    source: str
+    name: str
+    steps: int
+    facts: str  # what decides it and the stages before it, see Stage.decided_by; empty if it cannot be shared
 
 
 class Size(NamedTuple):
@@ -50,11 +35,12 @@ class Size(NamedTuple):
 
     images: int  # to train on
     normals: int  # to calibrate with
-    steps: int
+    stages: tuple[StageCost, ...]
+    restores: bool  # whether its restorations can be judged, which costs another prediction per test image
 
 
 def estimate(tasks: Sequence[Task], done: Sequence[Mapping[str, Any]], workers: int, device: str) -> Iterator[str]:
-    """Yield one line per kind of task, and the sum."""
+    """Yield one line per kind of task, and the sum. A stage that several trainings share is counted once."""
     from reshift.bench.local_engine import devices
     from reshift.bench.view import duration
 
@@ -62,17 +48,18 @@ def estimate(tasks: Sequence[Task], done: Sequence[Mapping[str, Any]], workers: 
     kinds: dict[str, list[Task]] = {}
     for task in tasks:
         kinds.setdefault(digest(_speed_settings(task.cells[0])), []).append(task)
-    total = 0.0
+    total, unknown, trained = 0.0, 0, set[str]()
     for alike in kinds.values():
         spec, cells = alike[0].cells[0], sum(len(task.cells) for task in alike)
         rate = _rate(spec, done, places[0])
-        seconds = sum(_seconds(task, rate) for task in alike) if isinstance(rate, Rate) else 0.0
-        total += seconds
+        seconds = sum(_seconds(task, rate, trained) for task in alike) if isinstance(rate, Rate) else 0.0
+        total, unknown = total + seconds, unknown + (0 if isinstance(rate, Rate) else cells)
         known = f"about {duration(seconds)}, {rate.source}" if isinstance(rate, Rate) else f"unknown: {rate}"
         yield f"cost: {spec.row}, {cells} cells in {len(alike)} trainings: {known}"
     if tasks:
         at_once = min(len(places), len(tasks))
-        yield f"cost: about {duration(total / at_once)} in all, in {at_once} process{'es' * (at_once > 1)}"
+        without = f", without {unknown} cells of unknown cost" if unknown else ""
+        yield f"cost: about {duration(total / at_once)} in all, in {at_once} process{'es' * (at_once > 1)}{without}"
 
 
 def _speed_settings(spec: Spec) -> list[Any]:
@@ -119,14 +106,28 @@ def _time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _seconds(task: Task, rate: Rate) -> float:
+def _seconds(task: Task, rate: Rate, trained: set[str] | None = None) -> float:
+    """Seconds of a task; stages whose key is in ``trained`` are at hand by then, and this task's are added to it."""
     size, seconds = _size(task.cells[0]), 0.0
     if not task.trained:
-        seconds += size.steps * rate.step + size.images * rate.start + size.normals * rate.image
+        known = trained if trained is not None else set[str]()
+        keys = shared_stages(task.cells[0])
+        new = [stage for stage, key in zip(size.stages, keys, strict=True) if key not in known]
+        seconds += sum(stage.steps * rate.of(stage.name) for stage in new) + size.normals * rate.image
+        seconds += size.images * rate.start if new or not size.stages else 0.0
+        known |= {key for key in keys if key}
     for spec in task.cells:
         tests = sum(case.split == "test" for case in load_cases(Path(spec.test_path)))
-        seconds += (tests + (size.normals if spec.predict else 0)) * rate.image
+        predictions = tests * (2 if spec.normative and size.restores else 1)
+        seconds += (predictions + (size.normals if spec.predict else 0)) * rate.image
     return seconds
+
+
+def shared_stages(spec: Spec) -> list[str]:
+    """A key for each stage of a training; two trainings with one key learn the same there. Empty where it cannot be shared."""
+    config = spec.config
+    common = [spec.train_path, spec.seed, {**config["data"], "consensus": None}, {**config["train"], "cache": None}]
+    return [digest([*common, stage.facts]) if stage.facts else "" for stage in _size(spec).stages]
 
 
 def _size(spec: Spec) -> Size:
@@ -140,77 +141,12 @@ def _size_of(data: str, settings: str) -> Size:
     kept, held = training_split(Path(data), config)
     normals = len(held) + min(len(kept), config.calibrate.training_sample)
     try:
-        count = count_steps(build(config), len(kept), config.train.batch)
+        detector = build(config)
     except UserError:
-        count = 0
-    return Size(len(kept), normals, count)
-
-
-def measure(spec: Spec, device: str) -> Rate:
-    """Time a few steps of every stage and the prediction of one batch."""
-    config = parse(Config, merge(training_config(spec, device).model_dump(), {"train": {"cache": "off", "tensorboard": False}}))
-    kept, _ = training_split(Path(spec.train_path), config)
-    place = pick_device(device)
-    source = TimedSource(kept[: batch_size(config.train.batch, len(kept), 1)], config, place)
-    detector: Any = build(config)
-    per_epoch = math.ceil(len(kept) / len(source))
-    total, weighted, start = 0, 0.0, 0.0
+        return Size(len(kept), normals, (), restores=False)
+    updates, facts, stages = count_updates(detector, len(kept), config.train.batch), list[Any](), list[StageCost]()
     for stage in detector.stages():
-        count = stage.epochs * per_epoch if stage.steps is None else stage.steps
-        step, begin = _time_stage(detector, stage, source, config, min(count, TRIED_STEPS[place.type]))
-        total, weighted, start = total + count, weighted + count * step, start + begin / len(source)
-    model = Model(Bundle(detector.eval(), config, None, {}, ""), device)
-    pixels = source.batch(range(min(len(source), model.batch))).cpu().numpy()
-    image = _time_prediction(model, pixels)
-    if image < SLOW_SECONDS:  # the first one warms up
-        image = _time_prediction(model, pixels)
-    return Rate(weighted / max(1, total), start, image / len(pixels), "from a few steps and predictions tried now")
-
-
-def _time_stage(detector: Any, stage: Stage, source: "TimedSource", config: Config, count: int) -> tuple[float, float]:
-    """Return the seconds of one step and those before the first step; this runs the real training loop."""
-    source.times.clear()
-    with tempfile.TemporaryDirectory() as folder:
-        begun = time.perf_counter()
-        fit(_OneStage(detector, stage._replace(steps=count)), source, config, Path(folder), Rank(0, 1))
-        source.mark()
-    between = np.diff(source.times)
-    before = source.times[0] - begun
-    return (float(np.median(between[-2:])) if len(between) else 0.0), before
-
-
-def _time_prediction(model: Model, pixels: Any) -> float:
-    begun = time.perf_counter()
-    model.launch(pixels)()
-    return time.perf_counter() - begun
-
-
-class TimedSource(Source):
-    """A source of images that records when each training batch is taken."""
-
-    def __init__(self, cases: Sequence[Case], config: Config, device: torch.device) -> None:
-        super().__init__(cases, config.data, device)
-        self.times = list[float]()
-
-    def mark(self) -> None:
-        """Record the time when the device has finished its work."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.times.append(time.perf_counter())
-
-    def stream(self, chosen: Iterable[Sequence[int]]) -> Iterator[Tensor]:
-        """Yield the batches."""
-        for batch in super().stream(chosen):
-            self.mark()
-            yield batch
-
-
-class _OneStage(Detector):
-    """A detector with one of its stages."""
-
-    def __init__(self, detector: nn.Module, stage: Stage) -> None:
-        super().__init__()
-        self.detector, self.stage = detector, stage
-
-    def stages(self) -> Sequence[Stage]:
-        return (self.stage,)
+        facts.append([stage.name, stage.epochs, stage.steps, stage.decided_by and dict(stage.decided_by)])
+        shared = all(fact[3] is not None for fact in facts)
+        stages.append(StageCost(stage.name, updates[stage.name], json.dumps(facts, sort_keys=True) if shared else ""))
+    return Size(len(kept), normals, tuple(stages), restores=detector.overrides("pseudo_healthy"))

@@ -25,16 +25,16 @@ def run_local(tasks: Sequence[Task], workers: int, device: str, report: Report) 
     """Run every task and report events as they come; ``workers`` 0: one per GPU, or one on the CPU."""
     if not tasks:
         return
-    waiting = deque(tasks)
     places = devices(workers, device)[: len(tasks)]
+    waiting = deque(_with_stages(tasks) if len(places) > 1 else tasks)
     threads = max(1, max_threads() // len(places))
     pool = list[_Worker]()
     try:
         pool += (_Worker(i, place, threads, Path(tasks[0].out) / "logs") for i, place in enumerate(places))
         while waiting or any(worker.task for worker in pool):
             for worker in pool:
-                if worker.task is None and waiting:
-                    worker.start_task(waiting.popleft())
+                if worker.task is None and (task := next_task(waiting, [w.task for w in pool if w.task])) is not None:
+                    worker.start_task(task)
             busy = {channel: worker for worker in pool if worker.task for channel in (worker.pipe, worker.process.sentinel)}
             for worker in dict.fromkeys(busy[channel] for channel in wait(list(busy))):  # type: ignore[index]
                 waiting.extendleft(worker.receive(report))
@@ -45,6 +45,22 @@ def run_local(tasks: Sequence[Task], workers: int, device: str, report: Report) 
             worker.process.join(STOP_SECONDS)
             worker.process.kill()
             worker.process.join()
+
+
+def _with_stages(tasks: Sequence[Task]) -> list[Task]:
+    from reshift.bench.cost import shared_stages
+
+    return [task._replace(stages=tuple(key for key in shared_stages(task.cells[0]) if key)) for task in tasks]
+
+
+def next_task(waiting: deque[Task], running: Sequence[Task]) -> Task | None:
+    """Take the first task that needs no stage which another is training just now: it would only train it a second time."""
+    busy = {key for task in running if not task.trained for key in task.stages}
+    for task in waiting:
+        if task.trained or busy.isdisjoint(task.stages):
+            waiting.remove(task)
+            return task
+    return None
 
 
 def devices(workers: int, device: str) -> list[str]:

@@ -10,7 +10,7 @@ from reshift import methods
 from reshift.bench.cells import Spec, Task, deciding_config, digest
 from reshift.bench.suite import PREDICT_TABLES, DataSet, Entry, PhantomSet, Suite
 from reshift.bench.version import all_methods_version, code_version, hash_files, imported_files
-from reshift.config import Config
+from reshift.config import Config, nearest
 from reshift.data.cases import Case, expand_volumes, fingerprint
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
@@ -66,7 +66,9 @@ class Data:
 
 
 def plan(suite: Suite, data: Path | None, out: Path) -> Plan:
-    """Open the data, and make a spec of every cell that has its data."""
+    """Open the data, and make a spec of every cell that has its data. A wrong setting is refused before any data is read."""
+    for entry in {entry.row: entry for entry in suite.entries}.values():
+        _resolve(entry, {"model": dict(entry.updates)})
     found: dict[str, Data | str] = {}
     for name in dict.fromkeys(name for entry in suite.entries for name in (entry.dataset, entry.trained_on)):
         found[name] = _open(name, suite.datasets[name], data, out)
@@ -86,12 +88,12 @@ def plan(suite: Suite, data: Path | None, out: Path) -> Plan:
     return Plan(specs, blocked)
 
 
-def group_tasks(specs: Iterable[Spec], out: Path) -> list[Task]:
+def group_tasks(specs: Iterable[Spec], out: Path, keep_maps: int = 0) -> list[Task]:
     """Group the cells that share a model. Of several cells with one key, the first is run."""
     groups: dict[str, dict[str, Spec]] = {}
     for spec in specs:
         groups.setdefault(spec.model, {}).setdefault(spec.key, spec)
-    return [Task(str(out.absolute()), tuple(cells.values())) for cells in groups.values()]
+    return [Task(str(out.absolute()), tuple(cells.values()), keep_maps) for cells in groups.values()]
 
 
 def _open(name: str, chosen: DataSet, data: Path | None, out: Path) -> Data | str:
@@ -101,10 +103,20 @@ def _open(name: str, chosen: DataSet, data: Path | None, out: Path) -> Data | st
     path = Path(str(chosen.manifest)).expanduser()
     if not path.is_absolute() and data is None:
         return f"{path}: data set '{name}' is relative to --data, which is not given"
+    path = path if path.is_absolute() or data is None else data / path
     try:
-        return Data(path if path.is_absolute() or data is None else data / path)
+        return Data(path)
     except (UserError, OSError) as err:
-        return str(err)
+        return f"{err}{_nearest_folder(path)}"
+
+
+def _nearest_folder(path: Path) -> str:
+    """'; did you mean …?' where the folder of a data set is missing, and one beside it has nearly its name."""
+    folder = path.parent
+    if folder.exists() or not folder.parent.is_dir():
+        return ""
+    close = nearest(folder.name, [other.name for other in folder.parent.iterdir() if other.is_dir()])
+    return close if "did you mean" in close else ""
 
 
 def _draw_phantom(name: str, wanted: PhantomSet, parent: Path) -> Path:
@@ -139,20 +151,22 @@ def _spec(suite: Suite, entry: Entry, train: Data, test: Data, out: Path) -> Spe
 
 def _configs(entry: Entry, train: Data) -> tuple[Config, dict[str, Any]]:
     """Return the training config, and the settings that differ from it during prediction."""
-    try:
-        methods.get(entry.method)  # refuses a method of somebody else that the user does not trust: a suite is only a file
-        layers = [*entry.layers, {"seed": entry.seed}]
-        config = resolve(entry.method, entry.profile, layers)
-        if entry.updates:
-            layers.append({"model": _epochs(entry.updates, config, train)})
-            config = resolve(entry.method, entry.profile, layers)
-        predicting = resolve(entry.method, entry.profile, [*layers, entry.predict])
-    except UnusableDataError:
-        raise
-    except UserError as err:
-        raise UserError(f"row '{entry.row}': {err}") from None
+    layer: dict[str, Any] = {"seed": entry.seed}
+    if entry.updates:
+        layer["model"] = _epochs(entry.updates, _resolve(entry, layer)[0], train)
+    config, predicting = _resolve(entry, layer)
     changed = dict(_changes(config.model_dump(mode="json"), predicting.model_dump(mode="json")))
     return config, {name: changed[name] for name in PREDICT_TABLES if name in changed}
+
+
+def _resolve(entry: Entry, layer: dict[str, Any]) -> tuple[Config, Config]:
+    """The configs of training and of prediction, with one more layer of settings; a mistake names the row."""
+    try:
+        methods.get(entry.method)  # refuses a method of somebody else that the user does not trust: a suite is only a file
+        layers = [*entry.layers, layer]
+        return resolve(entry.method, entry.profile, layers), resolve(entry.method, entry.profile, [*layers, entry.predict])
+    except UserError as err:
+        raise UserError(f"row '{entry.row}': {err}") from None
 
 
 def _epochs(updates: Mapping[str, int], config: Config, train: Data) -> dict[str, int]:

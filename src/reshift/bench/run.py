@@ -33,6 +33,7 @@ class Options(NamedTuple):
     only: str | None = None
     all: bool = False
     track: tuple[str, ...] = ()
+    keep_maps: int = 0
 
 
 class Status(NamedTuple):
@@ -92,10 +93,11 @@ def bench(options: Options, say: Print, warn: Print) -> int:
         describe(status, say)
         wanted = choose(status, options.only)
         if wanted:
-            _run(engine, group_tasks(wanted, options.out), status, options, warn)
+            _run(engine, group_tasks(wanted, options.out, options.keep_maps), status, options, warn)
         status = status._replace(cells=read_cells(options.out)[0])
         _write_missing_names(status, options.out)
         make_tables(status, options)
+    _warn_without_maps(status, options, warn)
     _warn_blocked(status, warn)
     say(f"{status.finished()} of {status.plan.total()} cells finished")
     done = status.done()
@@ -137,7 +139,10 @@ def read_status(suite: Suite, options: Options, warn: Print) -> Status:
     cells, warnings = read_cells(options.out)
     for line in warnings:
         warn(line)
-    return Status(suite, plan(suite, options.data, options.out), cells)
+    try:
+        return Status(suite, plan(suite, options.data, options.out), cells)
+    except UserError as err:
+        raise UserError(f"{options.suite}: {err}" if str(err).startswith("row '") else str(err)) from None
 
 
 def describe(status: Status, say: Print) -> None:
@@ -250,7 +255,17 @@ def make_tables(status: Status, options: Options) -> None:
     if options.all:
         names = {name_of(cell) for cell in cells}
         cells += [cell for cell in status.unused() if name_of(cell) not in names]
-    write_tables(cells, options.out)
+    write_tables(cells, options.out, status.suite.figures)
+
+
+def _warn_without_maps(status: Status, options: Options, warn: Print) -> None:
+    """Finished cells are not evaluated again, so some may lack the maps that are asked for now."""
+    if not options.keep_maps:
+        return
+    done = status.done()
+    folders = {spec.name: options.out / "evaluations" / spec.key / "arrays" for spec in status.plan.specs if spec.key in done}
+    if bare := [name for name, folder in folders.items() if not folder.exists()]:
+        warn(f"{len(bare)} finished cells have no heat-maps; delete their files in cells/ to evaluate them again: {_some(bare)}")
 
 
 def _warn_blocked(status: Status, warn: Print) -> None:

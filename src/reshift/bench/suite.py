@@ -1,7 +1,7 @@
 """Read a suite: a TOML file of methods, data sets and seeds, and the list of cells that follows from it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +12,8 @@ from reshift.config import Frozen, merge, nearest, parse, read_toml
 from reshift.errors import UserError
 from reshift.methods import METHODS, label
 
-Group = Literal["baseline", "ours", "ablation", "sensitivity"]
+Group = Literal["baseline", "ours", "ablation", "sensitivity", "thresholds"]
+Value = float | int | bool | str
 OURS = ("dmd", "reshift")
 PREDICT_TABLES = ("model", "calibrate")  # tables of the config that may differ between training and prediction
 
@@ -55,8 +56,19 @@ class Sweep(Row):
     """One row per value of one setting."""
 
     setting: str
-    values: list[float | int | bool | str] = Field(min_length=1)
+    values: list[Value | list[Value]] = Field(min_length=1)
     inference: bool = False
+    at: list[float] | None = None  # where each value lies on the axis of the figure; a list has no place of its own
+    axis: str = ""  # what the axis shows
+    figure: str = ""  # sweeps of one name share a figure, also those of several methods
+
+
+class Figures(Frozen):
+    """What is drawn of cells that were run with ``--keep-maps``."""
+
+    rows: list[str] = Field([])  # if empty, those of the main tables
+    datasets: list[str] = Field([])  # if empty, all that have maps
+    cases: int = Field(2, ge=1, le=12, description="images of each data set in the grid of heat-maps")
 
 
 class _File(Frozen):
@@ -66,6 +78,7 @@ class _File(Frozen):
     normative: bool = False
     set: dict[str, Any] = Field({})
     datasets: dict[str, dict[str, Any]] = Field(min_length=1)
+    figures: dict[str, Any] = Field({})
     rows: list[dict[str, Any]] = Field([])
     sweeps: list[dict[str, Any]] = Field([])
 
@@ -98,6 +111,7 @@ class Suite(NamedTuple):
     normative: bool
     datasets: dict[str, DataSet]
     entries: tuple[Entry, ...]
+    figures: Figures = Figures()
 
 
 def load_suite(path: Path) -> Suite:
@@ -110,7 +124,7 @@ def load_suite(path: Path) -> Suite:
         entries = tuple(_entries(file, [row for some in given for row in _table_rows(some)], datasets))
         if not entries:
             raise UserError("has no rows; give it [[rows]] with a method each")
-        return Suite(file.name, file.normative, datasets, entries)
+        return Suite(file.name, file.normative, datasets, entries, _figures(file, entries))
     except UserError as err:
         raise UserError(str(err) if str(err).startswith(f"{path}:") else f"{path}: {err}") from None
 
@@ -121,6 +135,15 @@ class _TableRow(NamedTuple):
     predict: dict[str, Any]
     change: dict[str, Any]
     setting: dict[str, Any] | None
+
+
+def _figures(file: _File, entries: Sequence[Entry]) -> Figures:
+    found = parse(Figures, file.figures, "figures")
+    for what, names, known in (("row", found.rows, {e.row for e in entries}), ("data set", found.datasets, file.datasets)):
+        for name in names:
+            if name not in known:
+                raise UserError(f"figures: unknown {what} '{name}'{nearest(name, known)}")
+    return found
 
 
 def _dataset(name: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> DataSet:
@@ -163,13 +186,26 @@ def _table_rows(row: Row) -> Iterator[_TableRow]:
         raise UserError(f"sweep of '{row.setting}': write the setting with its table, e.g. model.{row.setting}")
     if row.inference and row.setting.partition(".")[0] not in PREDICT_TABLES:
         raise UserError(f"sweep of {row.setting}: only settings of {' and '.join(PREDICT_TABLES)} can differ at inference alone")
-    for value in row.values:
+    if row.at is not None and len(row.at) != len(row.values):
+        raise UserError(f"sweep of {row.setting}: 'at' has {len(row.at)} places for {len(row.values)} values")
+    for i, value in enumerate(row.values):
         layer: Any = value
         for part in reversed(row.setting.split(".")):
             layer = {part: layer}
         predict = merge(row.predict, layer) if row.inference else row.predict
-        setting = {"name": row.setting, "value": value}
-        yield _TableRow(row, f"{base} {leaf}={value}", predict, {} if row.inference else layer, setting)
+        yield _TableRow(row, f"{base} {leaf}={value_text(value)}", predict, {} if row.inference else layer, _setting(row, i))
+
+
+def value_text(value: Any) -> str:
+    """A value of a sweep as labels show it."""
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _setting(row: Sweep, index: int) -> dict[str, Any]:
+    """What figures and tables need to know of one value of a sweep."""
+    extra = {"axis": row.axis, "figure": row.figure, "curve": (row.label or label(row.method)) if row.figure else ""}
+    place = {"at": row.at[index]} if row.at is not None else {}
+    return {"name": row.setting, "value": row.values[index], **place, **{name: text for name, text in extra.items() if text}}
 
 
 def _entries(file: _File, rows: list[_TableRow], datasets: Mapping[str, DataSet]) -> Iterator[Entry]:

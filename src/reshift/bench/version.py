@@ -14,7 +14,7 @@ from pathlib import Path
 from reshift.methods import METHODS
 
 PACKAGE = Path(__file__).parent.parent
-START = "reshift.bench.compute"
+START = ("reshift.bench.compute", "reshift.bench.observe")
 # What schedules, writes or shows results does not change them. Everything else that is imported counts.
 IGNORED = (
     "reshift.bench.", "reshift.reports.", "reshift.cli.", "reshift.errors.", "reshift.system.cache.", "reshift.system.cores.",
@@ -27,7 +27,7 @@ def code_version(method: str) -> str:
     """The hash for results of ``method``."""
     location = f"reshift.methods.{METHODS[method].location}" if method in METHODS else method
     kernels = (PACKAGE / "kernels").glob("*.py")  # they are imported by name, so no import statement leads to them
-    return hash_files({*imported_files([START, location.partition(":")[0]]), *kernels})
+    return hash_files({*imported_files([*START, location.partition(":")[0]]), *kernels})
 
 
 @cache

@@ -18,6 +18,9 @@ def bench(
     workers: Annotated[int, typer.Option(min=0, help="number of worker processes; 0: one per GPU, or one on the CPU")] = 0,
     device: Device = "auto",
     only: Annotated[str | None, typer.Option(metavar="GLOB", help="run only cells whose name matches, e.g. 'busi-dmd*'")] = None,
+    keep_maps: Annotated[
+        int, typer.Option(min=0, metavar="N", help="keep the heat-maps of N abnormal images of each cell, and draw them")
+    ] = 0,
     track: Annotated[
         list[str] | None, typer.Option(metavar="tensorboard|mlflow", help="also log every cell there; repeatable")
     ] = None,
@@ -28,7 +31,7 @@ def bench(
     """Run a benchmark suite: one result file per cell, then the paper's tables and figures."""
     from reshift.bench import run
 
-    options = run.Options(suite, out, data, engine, workers, device, only, all_, tuple(track or ()))
+    options = run.Options(suite, out, data, engine, workers, device, only, all_, tuple(track or ()), keep_maps)
     work = run.dry_run if dry_run else run.tables_only if tables_only else run.bench
     code = work(options, typer.echo, lambda line: warn([line]))
     if code == run.DONE and work is run.bench:

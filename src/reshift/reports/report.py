@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ def evaluate_with_report(
     indices: "NormativeIndices | None" = None,
     on_case: Callable[[Sample[Case]], object] = lambda _: None,
     *,
-    keep_arrays: bool = True,
+    keep_arrays: bool | Collection[str] = True,
 ) -> tuple[dict[str, Any], list[str]]:
     """Evaluate (see ``evaluate``), and write ``report.html`` beside ``metrics.json``."""
     calibration = model.bundle.calibration

@@ -1,6 +1,6 @@
 """The tables and figures of a benchmark from its cells: ``tables.md``, ``tables.tex``, ``tables.csv`` and ``figures/``.
 
-May import evaluation and reports, and ``bench.cells``.
+May import evaluation and reports, and of ``bench`` what cells and suites are.
 """
 
 import sys
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from reshift.bench.suite import Figures
 from reshift.bench.tables.build import make_tables
 from reshift.bench.tables.figures import write_figures
 from reshift.bench.tables.formats import csv_text, latex, markdown_line, markdown_section
@@ -34,7 +35,7 @@ baseline is the best on these same images, which makes a + harder to reach. Not 
 """
 
 
-def write_tables(cells: Sequence[Cell], out: Path) -> None:
+def write_tables(cells: Sequence[Cell], out: Path, figures: Figures | None = None) -> None:
     """Write tables and figures; without matplotlib there are no figures, and one line on stderr says so."""
     create_output_folder(out)
     made = make_tables(cells)
@@ -43,7 +44,7 @@ def write_tables(cells: Sequence[Cell], out: Path) -> None:
     atomic_text(out / "tables.tex", latex([*made, *printed]))
     atomic_text(out / "tables.csv", csv_text(made))
     try:
-        write_figures(current_cells(cells), out / "figures")
+        write_figures(current_cells(cells), out / "figures", out / "evaluations", figures)
     except UserError as err:
         print(f"no figures: {err}", file=sys.stderr)
 

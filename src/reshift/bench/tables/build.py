@@ -1,8 +1,11 @@
 """Which tables the cells of a benchmark allow: main results, ablation, sweeps, cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from reshift.bench.cells import slug
+from reshift.bench.suite import value_text
+from reshift.bench.tables.cell_metrics import UPDATES, extra_tables
 from reshift.bench.tables.paper import claim
 from reshift.bench.tables.significance import mark_differences
 from reshift.bench.tables.summary import Cell, Table, current_cells, make_table
@@ -19,7 +22,7 @@ def make_tables(cells: Sequence[Cell]) -> list[Table]:
     """Make every table that the cells allow; rows and data sets come in the order of their first cells."""
     cells = current_cells(cells)
     sweeps = [sweep_table(sweep, mine) for sweep, mine in find_sweeps(cells).items()]
-    made = [*_main_tables(cells), _marked_ablation(cells), *sweeps, _cost_table(cells)]
+    made = [*_main_tables(cells), _marked_ablation(cells), *sweeps, *extra_tables(cells), _cost_table(cells)]
     return [table for table in made if table is not None]
 
 
@@ -61,23 +64,34 @@ def find_sweeps(cells: Sequence[Cell]) -> dict[Sweep, list[Cell]]:
     return {sweep: sorted(mine, key=swept_value) if all(map(is_number, mine)) else mine for sweep, mine in found.items()}
 
 
+def place_of(cell: Cell) -> float | None:
+    """Where the value of the swept setting lies on an axis: as the suite says, or the number itself; None for other values."""
+    value = cell["setting"].get("at", cell["setting"]["value"])
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def is_number(cell: Cell) -> bool:
-    """Whether the swept setting has a number as value."""
-    value = cell["setting"]["value"]
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether the swept setting has a place on an axis."""
+    return place_of(cell) is not None
 
 
 def swept_value(cell: Cell) -> float:
-    """The value of the swept setting."""
-    return float(cell["setting"]["value"])
+    """The place of the swept setting on the axis."""
+    found = place_of(cell)
+    if found is None:
+        raise ValueError(f"{cell['setting']} is no number")
+    return found
 
 
 def sweep_table(sweep: Sweep, cells: Sequence[Cell]) -> Table | None:
-    """One row per value of the setting."""
+    """One row per value of the setting; in brackets, where the value lies on the axis of the figure."""
     method, setting = sweep
-    named = [{**cell, "row": f"{swept_value(cell):g}" if is_number(cell) else str(cell["setting"]["value"])} for cell in cells]
+    named = [{**cell, "row": _value_name(cell["setting"])} for cell in cells]
     stated = claim(setting) if method == "dmd" else None
     notes = [stated] if stated else []
+    notes += [f"In brackets: {axis}." for axis in dict.fromkeys(cell["setting"].get("axis") for cell in cells) if axis]
     if setting == "model.mask_side":
         notes.append("A latent position is 8×8 pixels with the default widths: a side of 4 is a mask of 1024 pixels.")
     key = f"sensitivity-{slug(method)}-{slug(setting)}"
@@ -86,12 +100,19 @@ def sweep_table(sweep: Sweep, cells: Sequence[Cell]) -> Table | None:
     return table._replace(head=setting) if table else None
 
 
+def _value_name(setting: Mapping[str, Any]) -> str:
+    value = setting["value"]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = f"{value:g}" if number else value_text(value)
+    return f"{text} ({setting['at']:g})" if setting.get("axis") and "at" in setting else text
+
+
 def _cost_table(cells: Sequence[Cell]) -> Table | None:
     chosen = [cell for cell in cells if cell["group"] != "sensitivity"]
     found = dict.fromkeys(_machine(cell) for cell in chosen if cell.get("machine"))
     where = "; ".join(name for name in found if name) or "an unnamed machine"
     note = f"Measured on {where}. Training time leaves out calibration; where a model is shared, it is that model's."
-    return make_table("cost", "Cost", chosen, select_metrics("cost", place="tables"), [note])
+    return make_table("cost", "Cost", chosen, [*select_metrics("cost", place="tables"), UPDATES], [note])
 
 
 def _machine(cell: Cell) -> str:

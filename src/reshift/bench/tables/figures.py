@@ -1,16 +1,18 @@
-"""Figures of ablations and sweeps, from the same cells as the tables."""
+"""Figures of ablations and sweeps, from the same cells as the tables; and those of kept heat-maps."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reshift.bench.cells import slug
-from reshift.bench.tables.build import Sweep, ablation_table, find_sweeps, is_number, swept_value
+from reshift.bench.suite import Figures
+from reshift.bench.tables.build import ablation_table, find_sweeps, is_number, swept_value
+from reshift.bench.tables.map_figures import map_figures
 from reshift.bench.tables.summary import Cell, Table
 from reshift.evaluation.metrics.table import Metric, select_metrics
 from reshift.reports.figures.paper import sensitivity
 from reshift.reports.figures.style import PAGE, blank, legend_below, line_style, save, style
-from reshift.reports.figures.sweep import MIN_VALUES, stable_range
+from reshift.reports.figures.sweep import MIN_VALUES, common_range, stable_range
 from reshift.system.files import create_output_folder
 
 if TYPE_CHECKING:
@@ -23,40 +25,67 @@ AXIS_NAMES = {
 }
 
 
-def write_figures(cells: Sequence[Cell], out: Path) -> list[Path]:
-    """Write the figures of ablations and sweeps that the cells allow; return the PNGs."""
+def write_figures(cells: Sequence[Cell], out: Path, evaluations: Path | None = None, wanted: Figures | None = None) -> list[Path]:
+    """Write the figures that the cells allow, and those of kept evaluations; return the PNGs."""
     drawn: dict[str, Figure] = {}
     for method in dict.fromkeys(str(cell["method"]) for cell in cells if cell["group"] == "ablation"):
         table = ablation_table([cell for cell in cells if cell["method"] == method])
         drawn |= {f"ablation-{slug(method)}": ablation_figure(table)} if table is not None else {}
-    for sweep, mine in find_sweeps(cells).items():
+    for name, mine in _sweeps_by_figure(cells).items():
         for metric in select_metrics("image", "pixel", place="sweep"):
-            figure = sweep_figure(sweep, mine, metric)
-            name = f"sensitivity-{slug(sweep[0])}-{slug(sweep[1])}-{slug(metric.caption)}"
-            drawn |= {name: figure} if figure is not None else {}
+            figure = sweep_figure(mine, metric)
+            drawn |= {f"sensitivity-{name}-{slug(metric.caption)}": figure} if figure is not None else {}
+    if evaluations is not None:
+        drawn |= map_figures(cells, evaluations, wanted or Figures())
     if drawn:
         create_output_folder(out)
     return [save(figure, out / name) for name, figure in drawn.items()]
 
 
-def sweep_figure(sweep: Sweep, cells: Sequence[Cell], metric: Metric) -> "Figure | None":
-    """Draw one metric against the setting, a curve per data set; None where fewer than three values have it."""
-    curves: dict[str, list[tuple[float, list[float]]]] = {}
+def _sweeps_by_figure(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """The cells of each figure: of the sweeps that the suite puts in one, or of one sweep."""
+    found: dict[str, list[Cell]] = {}
+    for (method, setting), mine in find_sweeps(cells).items():
+        for cell in mine:
+            name = slug(cell["setting"]["figure"]) if cell["setting"].get("figure") else f"{slug(method)}-{slug(setting)}"
+            found.setdefault(name, []).append(cell)
+    return found
+
+
+def sweep_figure(cells: Sequence[Cell], metric: Metric) -> "Figure | None":
+    """Draw one metric against the setting, a curve per method and data set; None where fewer than three values have it.
+
+    The range that is stable on every data set is shaded; where there are several methods, that of the first.
+    """
     cells = [cell for cell in cells if cell["status"] == "done" and is_number(cell)]
-    for dataset in dict.fromkeys(str(cell["dataset"]) for cell in cells):
-        points: dict[float, list[float]] = {}
-        for cell in cells:
-            found = metric.read_cell(cell) if cell["dataset"] == dataset else None
-            if found is not None:
-                points.setdefault(swept_value(cell), []).append(found * metric.unit)
-        if len(points) >= MIN_VALUES:
-            curves[dataset] = list(points.items())
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for cell in cells:
+        if (value := metric.read_cell(cell)) is not None:
+            curve = found.setdefault((_curve_name(cell), str(cell["dataset"])), {})
+            curve.setdefault(swept_value(cell), []).append(value * metric.unit)
+    curves = {key: list(points.items()) for key, points in found.items() if len(points) >= MIN_VALUES}
     if not curves:
         return None
-    stable, best = stable_range(next(iter(curves.values()))) if len(curves) == 1 else (None, None)
-    shaded = stable if stable and stable[0] < stable[1] else None
-    xlabel = f"{sweep[0]}: {AXIS_NAMES.get(sweep[1], sweep[1])}"
-    return sensitivity(curves, xlabel=xlabel, ylabel=metric.axis, stable=shaded, best=best)
+    methods, datasets = (list(dict.fromkeys(key[i] for key in curves)) for i in (0, 1))
+    shaded = common_range(curve for key, curve in curves.items() if key[0] == methods[0])
+    named = {_legend(key, methods, datasets): curve for key, curve in curves.items()}
+    best = stable_range(next(iter(curves.values())))[1] if len(curves) == 1 else None
+    text = "stable range" if len(methods) == 1 else f"stable range of {methods[0]}"
+    setting, name = cells[0]["setting"], str(cells[0]["setting"]["name"])
+    plain = AXIS_NAMES.get(name, name)
+    xlabel = setting.get("axis") or (f"{methods[0]}: {plain}" if len(methods) == 1 else plain)
+    return sensitivity(named, xlabel=xlabel, ylabel=metric.axis, stable=shaded, stable_text=text, best=best)
+
+
+def _curve_name(cell: Cell) -> str:
+    return str(cell["setting"].get("curve") or cell["method"])
+
+
+def _legend(key: tuple[str, str], methods: Sequence[str], datasets: Sequence[str]) -> str:
+    """Whatever tells a curve from the others."""
+    if len(methods) == 1:
+        return key[1]
+    return key[0] if len(datasets) == 1 else f"{key[0]}, {key[1]}"
 
 
 @style()

@@ -20,6 +20,8 @@ from reshift.methods.dmd.inference import DualLevelInference
 from reshift.methods.dmd.settings import STAGE1, STAGE2, DMDSettings
 from reshift.nets.vqvae import Quantized, as_rows, code_counts, usage_and_perplexity
 
+RUNNING = 0.01  # weight of the newest batch in the running variance of the latents, without pre-training
+
 
 class DMD(DualLevelInference):
     """Vector-quantised autoencoder, masked latent denoiser, reconstruction-shift classifier."""
@@ -30,6 +32,11 @@ class DMD(DualLevelInference):
         "quick": {
             "train": {"batch": 16, "lr": 1e-3},
             "model": {"stage1_epochs": 60, "stage2_epochs": 20, "unet_widths": [48, 64, 96], "restart_after": 25},
+        },
+        # What the paper does not say is left out; ``model.literal = true`` asks for the same.
+        "literal": {
+            "train": {"amp": "off", "clip": 0.0},
+            "model": {"literal": True, "latent_scale": "none", "codebook": "uniform"},
         },
     }
     bf16: ClassVar[bool] = True
@@ -47,13 +54,19 @@ class DMD(DualLevelInference):
         second = tuple(m for m in (self.denoiser, self.shift) if not isinstance(m, nn.Identity))
         if not s.pretraining:
             joint = Objective((self.vqvae, *second), self._joint, after=self._restart_dead_codes)
-            return (Stage("joint", s.stage2_epochs, (joint,), self.vqvae.fit_codebook, self._facts("joint", STAGE1 | STAGE2)),)
+            facts = self._facts("joint, scale followed", STAGE1 | STAGE2)
+            return (Stage("joint", s.stage1_epochs + s.stage2_epochs, (joint,), self._begin_codebook, facts),)
         pretraining = Objective((self.vqvae,), self._stage1, after=self._restart_dead_codes)
-        first = Stage("autoencoder", s.stage1_epochs, (pretraining,), self.vqvae.fit_codebook, self._facts("VQ-VAE", STAGE1))
+        first = Stage("autoencoder", s.stage1_epochs, (pretraining,), self._begin_codebook, self._facts("VQ-VAE", STAGE1))
         if not second:
             return (first,)
         objective, facts = Objective(second, self._stage2), self._facts("masked restoration", STAGE2)
         return (first, Stage("restoration", s.stage2_epochs, (objective,), self._fit_scale, facts))
+
+    def _begin_codebook(self, images: Iterable[Tensor]) -> None:
+        """Algorithm 1, line 1. The codebook was made uniform, as the VQ-VAE paper has it."""
+        if self.settings.codebook == "encoder":
+            self.vqvae.fit_codebook(images)
 
     def _facts(self, what: str, names: set[str]) -> dict[str, Any]:
         return {"what": f"DMD: {what}", **self.settings.model_dump(mode="json", include=names)}
@@ -99,6 +112,15 @@ class DMD(DualLevelInference):
         if self.settings.latent_scale != "none" and self.settings.diffusion:
             self.scale.fill_(1.0 / self.vqvae.deviation(images))
 
+    def _follow_scale(self, z_q: Tensor, step: Step) -> None:
+        """Fit ``scale`` while the codes still move: a running variance of the batches' z_q, as BatchNorm has one."""
+        if self.settings.latent_scale == "none" or not self.settings.diffusion:
+            return
+        sums = step.total(torch.stack([z_q.sum(), z_q.square().sum()]).double()) / (z_q.numel() * step.world)
+        variance = (sums[1] - sums[0].square()).clamp(min=1e-12)
+        running = torch.lerp(self.scale.double().pow(-2.0), variance, RUNNING)
+        self.scale.copy_(running.pow(-0.5))  # before its first use in the step: autograd keeps it for the backward pass
+
     def _stage2(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         """Algorithm 1, lines 14 to 19."""
         with torch.no_grad():
@@ -140,11 +162,22 @@ class DMD(DualLevelInference):
     def _joint(self, x: Tensor, step: Step) -> dict[str, Tensor]:
         """Both stages at once, for the ablation without pre-training."""
         q = self.vqvae.encode(x)
+        self._follow_scale(q.z_q.detach(), step)
         z0_hat, logs = self._restored(q.z_q.detach() * self.scale, step)
         both = torch.cat([self._hide(q.z_st, step) * self.scale, z0_hat])  # one pass: BatchNorm sees one set of statistics
         x_hat, x_r = self.decode(both).chunk(2)
         logs = self._discriminated(x, x_r, logs)
         return {**logs, "loss": logs["loss"] + self._vq(x, x_hat, q), **self._code_usage(q, step)}
+
+    def diagnostics(self, batches: Iterable[Tensor]) -> dict[str, float]:
+        """How the autoencoder uses its codes, and its mean absolute error, on [-1, 1]."""
+        counts, error, pixels = self.scale.new_zeros(self.settings.codes), 0.0, 0
+        for x in batches:
+            q = self.vqvae.encode(x)
+            counts += code_counts(q.k, self.settings.codes)
+            error, pixels = error + float((x - self.vqvae.decode(q.z_q)).abs().sum()), pixels + x.numel()
+        usage, perplexity = usage_and_perplexity(counts)
+        return {"code_usage": float(usage), "code_perplexity": float(perplexity), "reconstruction_error": error / max(1, pixels)}
 
     def reconstruction_shift(self, x: Tensor, step: Step) -> Tensor:
         """x^r - x̂ of a random mask and t as in training: what a restoration changes, less the decoder's own error."""

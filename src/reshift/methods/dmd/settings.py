@@ -34,13 +34,16 @@ class DMDSettings(Frozen):
     inference_seed: int = Field(0, ge=0)
     inference_rows: int = Field(2048, ge=1, le=65_536)  # restorations per pass; bounds memory, not the result
     latent_scale: Literal["unit", "none"] = "unit"  # unit: diffuse latents of unit variance; none: the paper's letter
+    codebook: Literal["encoder", "uniform"] = "encoder"  # first codes: outputs of the untrained encoder, or U(-1/K, 1/K)
     restart_after: int = Field(0, ge=0)  # re-seed a code unused for this many steps; 0 = never, as the paper says nothing
     # The five ablations of Table 4.
     classifier: bool = True  # off: the mean of the map is the image score
     feedback: bool = True  # off: L_cls does not reach the denoiser
-    pretraining: bool = True  # off: one joint stage
+    pretraining: bool = True  # off: one joint stage of as many updates as the two have together
     masking: bool = True  # off: the whole latent is noised, in training and at inference
     diffusion: bool = True  # off: a masked autoencoder restores
+    # A preset: no latent scale, uniform codebook and, unless said otherwise, float32 and no clipping (profile "literal").
+    literal: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> "DMDSettings":
@@ -50,11 +53,13 @@ class DMDSettings(Frozen):
             raise ValueError(f"mask_stride {self.mask_stride} exceeds mask_side {self.mask_side}: the grid would leave gaps")
         if self.t_star > self.timesteps:
             raise ValueError(f"t_star {self.t_star} exceeds timesteps {self.timesteps}")
+        if self.literal and (self.latent_scale, self.codebook) != ("none", "uniform"):
+            raise ValueError("literal = true means latent_scale = 'none' and codebook = 'uniform'; leave them out")
         return self
 
 
 # By name, what training a stage depends on; the rest is of inference alone, and a sweep over it trains once.
-_CODES = {"widths", "d_z", "codes", "beta_c", "restart_after"}
+_CODES = {"widths", "d_z", "codes", "beta_c", "codebook", "restart_after"}
 _MASKS = {"rho_min", "rho_max", "masking", "diffusion"}
 STAGE1 = _CODES | _MASKS  # the masks count only without diffusion, where the autoencoder itself fills them
 STAGE2 = _MASKS | {

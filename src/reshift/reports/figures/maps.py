@@ -1,7 +1,7 @@
 """Figures of pixels: maps side by side, and histograms of their values."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,33 +19,65 @@ BINS = 60
 UNKNOWN = "no mask"
 
 
+class Part(NamedTuple):
+    """Some test images of one data set, with the evaluations that have maps of them."""
+
+    runs: Sequence[Results]
+    cases: Sequence[str]
+    dataset: str = ""  # shown beside the images, where there are several
+
+
 @style()
 def qualitative(runs: Sequence[Results], cases: Sequence[str] | None = None, rows: int = 6) -> "Figure":
     """Draw input | map of each method | ground truth; each method has one colour scale for all its maps."""
     chosen = list(cases) if cases is not None else choose_cases(runs, rows)
     if not chosen:
         raise UserError("no abnormal case has a map in every evaluation; evaluate the methods on the same test images")
-    shown = [[_stored(run, name) for name in chosen] for run in runs]
-    scales = [_scale(run, [arrays.heatmap for arrays in column]) for run, column in zip(runs, shown, strict=True)]
-    names = [name + ("" if known else "*") for name, (_, known) in zip(run_names(runs), scales, strict=True)]
-    figure, grid = _tiles(len(chosen), ["input", *names, "truth"], [known for _, known in scales])
-    for row, axes in enumerate(grid):
-        first = shown[0][row]
-        axes[0].imshow(first.image, cmap="gray", vmin=0, vmax=255)
-        label = _lesion(first, runs[0], chosen[row])
-        axes[0].set_ylabel(label, fontsize=5, labelpad=2)
-        for ax, column, (scale, _) in zip(axes[1:-1], shown, scales, strict=True):
-            ax.imshow(colours(np.nan_to_num(column[row].heatmap / scale)))
-        if first.mask is None and label == UNKNOWN:  # black would say that there is no lesion
-            nothing(axes[-1], UNKNOWN)
-        else:
-            axes[-1].imshow(first.mask if first.mask is not None else np.zeros_like(first.image), cmap="gray", vmin=0, vmax=1)
+    return _grid([Part(runs, chosen)], run_names(runs))
+
+
+@style()
+def qualitative_sets(sets: Mapping[str, Sequence[Results]], methods: Sequence[str], rows: int = 2) -> "Figure":
+    """The same with some images of each data set, one set below the other; each has one evaluation per method, in order."""
+    parts = [Part(runs, choose_cases(runs, rows), dataset) for dataset, runs in sets.items()]
+    if not any(part.cases for part in parts):
+        raise UserError("no abnormal case has a map in every evaluation of its data set")
+    return _grid([part for part in parts if part.cases], methods)
+
+
+def _grid(parts: Sequence[Part], methods: Sequence[str]) -> "Figure":
+    shown = [[[_stored(run, name) for name in part.cases] for run in part.runs] for part in parts]
+    scales = [
+        [_scale(run, [arrays.heatmap for arrays in column]) for run, column in zip(part.runs, columns, strict=True)]
+        for part, columns in zip(parts, shown, strict=True)
+    ]
+    known = [all(calibrated for _, calibrated in column) for column in zip(*scales, strict=True)]
+    titles = ["input", *(name + ("" if sure else "*") for name, sure in zip(methods, known, strict=True)), "truth"]
+    figure, grid = _tiles(sum(len(part.cases) for part in parts), titles, known, left=0.24 if parts[0].dataset else 0.14)
+    lines = iter(grid)
+    for part, columns, colour_scales in zip(parts, shown, scales, strict=True):
+        for row, name in enumerate(part.cases):
+            _draw_line(next(lines), part, name, [column[row] for column in columns], [scale for scale, _ in colour_scales])
     return figure
 
 
-def _tiles(down: int, titles: Sequence[str], calibrated: Sequence[bool]) -> tuple["Figure", list[list["Axes"]]]:
+def _draw_line(axes: Sequence["Axes"], part: Part, name: str, found: Sequence[CaseArrays], scales: Sequence[float]) -> None:
+    """One image, its map by every method, and its mask."""
+    first = found[0]
+    axes[0].imshow(first.image, cmap="gray", vmin=0, vmax=255)
+    label = _lesion(first, part.runs[0], name)
+    axes[0].set_ylabel(f"{part.dataset}\n{label}" if part.dataset else label, fontsize=5, labelpad=2)
+    for ax, arrays, scale in zip(axes[1:-1], found, scales, strict=True):
+        ax.imshow(colours(np.nan_to_num(arrays.heatmap / scale)))
+    if first.mask is None and label == UNKNOWN:  # black would say that there is no lesion
+        nothing(axes[-1], UNKNOWN)
+    else:
+        axes[-1].imshow(first.mask if first.mask is not None else np.zeros_like(first.image), cmap="gray", vmin=0, vmax=1)
+
+
+def _tiles(down: int, titles: Sequence[str], calibrated: Sequence[bool], left: float) -> tuple["Figure", list[list["Axes"]]]:
     """Lay out square tiles edge to edge, in inches: automatic layouts leave gaps around images."""
-    across, gap, left, top, bottom = len(titles), 0.03, 0.14, 0.16, 0.3 if all(calibrated) else 0.42
+    across, gap, top, bottom = len(titles), 0.03, 0.16, 0.3 if all(calibrated) else 0.42
     tile = min(0.75, ((COLUMN if across <= 6 else PAGE) - left) / across - gap)
     width, height = left + across * (tile + gap), top + bottom + down * (tile + gap)
     figure = blank(width, height, "none")

@@ -14,8 +14,20 @@ from numpy.typing import NDArray
 from reshift.errors import UserError
 from reshift.evaluation.metrics.image import average_precision, curve, roc_auc
 from reshift.evaluation.results import Results, case_features, choose_cases
-from reshift.reports.figures.maps import pixel_histogram, qualitative
-from reshift.reports.figures.style import ABNORMAL, COLUMN, NORMAL, QUIET, blank, legend_below, line_style, run_names, save, style
+from reshift.reports.figures.maps import pixel_histogram, qualitative, qualitative_sets
+from reshift.reports.figures.style import (
+    ABNORMAL,
+    COLUMN,
+    NORMAL,
+    PAGE,
+    QUIET,
+    blank,
+    legend_below,
+    line_style,
+    run_names,
+    save,
+    style,
+)
 from reshift.reports.figures.sweep import sweep_figure
 from reshift.system.files import create_output_folder
 
@@ -24,8 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "all_figures", "choose_cases", "p_value_calibration", "pixel_histogram", "qualitative", "roc_pr", "save", "sensitivity",
-    "tsne",
+    "all_figures", "choose_cases", "p_value_calibration", "pixel_histogram", "qualitative", "qualitative_sets", "roc_pr", "save",
+    "sensitivity", "tsne", "tsne_sets",
 ]  # fmt: skip
 
 MAX_REFERENCE = 1_000_000  # calibration normals; a larger number no longer changes the band of the p-values
@@ -35,6 +47,23 @@ DRAWS = 4000  # simulated test sets behind that band
 @style()
 def tsne(results: Results, seed: int = 0) -> "Figure":
     """Draw the detector's embeddings in a plane; the line is fitted in the plane afterwards, as a visual guide only."""
+    return tsne_sets([results], seed)
+
+
+@style()
+def tsne_sets(runs: Sequence[Results], seed: int = 0) -> "Figure":
+    """The same for several evaluations, such as one detector's on several data sets, side by side."""
+    planes = [_plane(results, seed) for results in runs]
+    figure = blank(COLUMN if len(runs) == 1 else min(PAGE, 2.3 * len(runs)), 2.6)
+    axes = figure.subplots(1, len(runs), squeeze=False)[0]
+    for ax, results, plane in zip(axes, runs, planes, strict=True):
+        _draw_plane(ax, results, plane, counted=len(runs) == 1)
+    legend_below(figure, axes[0], 3)
+    return figure
+
+
+def _plane(results: Results, seed: int) -> NDArray[np.float64]:
+    """The embeddings by t-SNE, ``(n, 2)``."""
     features = case_features(results)
     if features is None:
         raise UserError(f"{results.folder}: {results.name} has no image features, so there is nothing to embed")
@@ -47,22 +76,22 @@ def tsne(results: Results, seed: int = 0) -> "Figure":
     flat = features.reshape(len(features), -1)
     start = "pca" if flat.shape[1] > 1 else "random"
     model = TSNE(perplexity=min(30.0, (len(flat) - 1) / 3), init=start, random_state=seed)
-    plane = np.asarray(model.fit_transform(flat), dtype=np.float64)
-    plane = (plane - plane.mean(0)) / max(float(plane.std()), 1e-12)  # the axes have no unit, and the SVM converges better
+    plane: NDArray[np.float64] = np.asarray(model.fit_transform(flat), dtype=np.float64)
+    plane -= plane.mean(0)
+    plane /= max(float(plane.std()), 1e-12)  # the axes have no unit, and the SVM converges better
+    return plane
+
+
+def _draw_plane(ax: "Axes", results: Results, plane: NDArray[np.float64], *, counted: bool) -> None:
     labels = np.array([case["label"] == 1 for case in results.cases])
-    figure = blank(COLUMN, 2.6)
-    ax = figure.subplots()
     for name, colour, marker, of in (("normal", NORMAL, "o", ~labels), ("abnormal", ABNORMAL, "^", labels)):
-        ax.scatter(
-            plane[of, 0], plane[of, 1], s=7, color=colour, marker=marker, alpha=0.7, linewidths=0, label=f"{name} ({of.sum()})"
-        )
+        look: dict[str, Any] = {"s": 7, "color": colour, "marker": marker, "alpha": 0.7, "linewidths": 0}
+        ax.scatter(plane[of, 0], plane[of, 1], label=f"{name} ({of.sum()})" if counted else name, **look)
     limits = ax.get_xlim(), ax.get_ylim()
     if labels.any() and not labels.all():
         _svm_line(ax, plane, labels)
     ax.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1], xlabel="t-SNE 1", ylabel="t-SNE 2")
-    ax.set_title(f"{results.name} on {results.metrics.get('dataset')} (visual guide only)")
-    legend_below(figure, ax, 3)
-    return figure
+    ax.set_title(f"{results.name} on {results.metrics.get('dataset')}{' (visual guide only)' if counted else ''}")
 
 
 def _svm_line(ax: "Axes", plane: NDArray[np.float64], labels: NDArray[np.bool_]) -> None:
@@ -183,6 +212,7 @@ def sensitivity(
     xlabel: str,
     ylabel: str,
     stable: tuple[float, float] | None = None,
+    stable_text: str = "stable range",
     best: float | None = None,
 ) -> "Figure":
     """Draw mean ± standard deviation over seeds against one setting; ``stable`` is shaded, ``best`` marked."""
@@ -199,7 +229,7 @@ def sensitivity(
     above = ("data", "axes fraction")
     if stable is not None:
         ax.axvspan(*stable, color=QUIET, alpha=0.15, linewidth=0, zorder=0)
-        ax.annotate("stable range", (sum(stable) / 2, 1.01), xycoords=above, ha="center", va="bottom", fontsize=6)
+        ax.annotate(stable_text, (sum(stable) / 2, 1.01), xycoords=above, ha="center", va="bottom", fontsize=6)
     if best is not None:
         ax.axvline(best, color="black", linestyle="--", linewidth=0.6, zorder=0)
         ax.annotate(f" best: {best:g}", (best, 0.02), xycoords=above, rotation=90, ha="right", va="bottom", fontsize=6)

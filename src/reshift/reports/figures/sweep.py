@@ -1,6 +1,6 @@
 """A sweep among evaluations: runs that differ in one number, and their metrics against it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshift.errors import UserError
@@ -55,6 +55,13 @@ def stable_range(curve: Sequence[tuple[float, Sequence[float]]]) -> tuple[tuple[
     return (means[low][0], means[high][0]), means[at][0]
 
 
+def common_range(curves: Iterable[Sequence[tuple[float, Sequence[float]]]]) -> tuple[float, float] | None:
+    """The range that is stable for every curve, of several data sets for example; None where they share none."""
+    ranges = [stable_range(curve)[0] for curve in curves]
+    low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
+    return (low, high) if low < high else None
+
+
 def sweep_figure(runs: Sequence[Results]) -> "Figure":
     """Draw the metrics against the setting; the range in which the last of them stays close to its best is shaded."""
     from reshift.reports.figures.paper import sensitivity
@@ -62,9 +69,9 @@ def sweep_figure(runs: Sequence[Results]) -> "Figure":
     found = find_sweep(runs)
     if not found.curves:
         raise UserError(f"none of the evaluations has a value of {' or '.join(metric.caption for metric in _shown())}")
-    stable, best = stable_range(list(found.curves.values())[-1])
-    shaded = stable if stable[0] < stable[1] else None
-    return sensitivity(found.curves, xlabel=found.setting, ylabel=" and ".join(found.curves), stable=shaded, best=best)
+    last = list(found.curves.values())[-1]
+    options = {"xlabel": found.setting, "ylabel": " and ".join(found.curves)}
+    return sensitivity(found.curves, **options, stable=common_range([last]), best=stable_range(last)[1])
 
 
 def _shown() -> list[Metric]:
