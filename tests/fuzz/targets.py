@@ -13,8 +13,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import PIL.Image
@@ -32,6 +34,9 @@ from reshift.data.raster import read_raster_mask
 from reshift.data.read import list_inputs, open_input
 from reshift.data.volume import Volume
 from reshift.errors import UserError
+
+if TYPE_CHECKING:
+    from reshift.methods.detector import Detector
 
 FROZEN = Path(__file__).parents[1] / "frozen" / "dmd" / "bundle"
 SETTINGS = DataConfig(size=32)
@@ -231,7 +236,15 @@ def _read_weights(data: bytes, folder: Path) -> None:
     weights = data + whole[8 + size :]
     config = json.loads((FROZEN / "config.json").read_bytes())
     config["model_sha256"] = hashlib.sha256(weights).hexdigest()
-    _bundle(folder, config=json.dumps(config).encode(), model=weights)
+    with patch("reshift.inference.bundle.build", return_value=_network()):  # weights replace its own, so it is built once
+        _bundle(folder, config=json.dumps(config).encode(), model=weights)
+
+
+@cache
+def _network() -> "Detector":
+    from reshift.inference.bundle import load_bundle
+
+    return load_bundle(FROZEN).detector
 
 
 def _weights_seeds(folder: Path) -> Iterator[bytes]:
