@@ -176,31 +176,80 @@ def test_the_paper_suite_is_the_papers() -> None:
     assert set(found.datasets) <= set(DATASETS)
     assert {entry.seed for entry in found.entries} == {0, 1, 2, 3, 4}
     assert {entry.method for entry in found.entries} == set(paper()["methods"])
-    assert set(rows("paper")) == {row for table in ("image", "pixel") for row in paper()["tables"][table]["rows"]}
+    printed = {row for table in ("image", "pixel") for row in paper()["tables"][table]["rows"]}
+    main = {name for name, entry in rows("paper").items() if entry.group != "thresholds"}
+    assert main == printed | {"DMD, literal"}
+    assert set(rows("paper")) - main == {f"{name}, 20% held out" for name in main}
     assert found.datasets["wmh"].trained_on == "brats2021"
     assert found.normative
     assert {paper()["datasets"][name][0] for name in found.datasets} == {"BraTS2021", "BUSI", "VinDr-CXR", "ATLAS 2.0", "WMH"}
 
 
-@pytest.mark.parametrize("name", ["ablation", "real"])
+@pytest.mark.parametrize("name", ["paper", "ablation", "sensitivity", "claims", "competitors"])
+def test_the_papers_suites_learn_from_all_normals_and_report_both_rules(name: str) -> None:
+    for entry in rows(name).values():
+        config = resolve(entry.method, entry.profile, entry.layers)
+        held_out = entry.group == "thresholds"
+        assert (config.data.holdout, config.calibrate.reference) == ((0.2, "held-out") if held_out else (0.0, "training"))
+    assert name == "competitors" or any(entry.group == "thresholds" for entry in rows(name).values())
+
+
+def test_dmd_makes_the_papers_updates_on_every_set() -> None:
+    images, batch = 4211, resolve("dmd", "paper", []).train.batch
+    settings = resolve("dmd", "paper", []).model
+    per_epoch = -(-images // batch)
+    wanted = {name: settings[name] * per_epoch for name in ("stage1_epochs", "stage2_epochs")}
+    assert wanted == {"stage1_epochs": 48_000, "stage2_epochs": 57_600}
+    mine = [entry for entry in suite("claims").entries if entry.method == "dmd"]
+    assert all(entry.updates == wanted for entry in mine)
+    assert {entry.dataset for entry in mine} == {"lgg_flair", "wmh_flair", "busi", "arc_t1_stroke", "nih_cxr"}
+    assert {entry.seed for entry in mine if entry.row == "DMD"} == {0, 1, 2}
+
+
+def test_every_competitor_of_the_paper_is_trained_at_full_strength() -> None:
+    found = rows("competitors")
+    assert {entry.method for entry in found.values()} == {*paper()["methods"], "patchcore"} - {"dmd"}
+    for entry in found.values():
+        stages = resolve(entry.method, entry.profile, entry.layers).model
+        assert set(entry.updates) == {name for name in stages if name.endswith("epochs")}
+        assert rows("paper").get(entry.row, entry).updates == entry.updates  # one budget in all suites
+    strides = {name: resolve(e.method, e.profile, [*e.layers, e.predict]).model.get("stride", 1) for name, e in found.items()}
+    assert {name for name, stride in strides.items() if stride != 1} == {"DDPM, every 5th step"}
+
+
+@pytest.mark.parametrize("name", ["ablation", "real", "claims"])
 def test_an_ablation_switches_one_component_off(name: str) -> None:
-    variants = [entry for entry in rows(name).values() if entry.group == "ablation"]
+    variants = [entry for entry in rows(name).values() if entry.group == "ablation" and entry.profile != "literal"]
     off = [[flag for layer in entry.layers for flag, on in layer.get("model", {}).items() if on is False] for entry in variants]
     assert sorted(off) == sorted([flag] for flag in paper()["variants"])
     assert rows(name)["DMD"].group == "ours"
 
 
 def test_the_sweeps_are_of_inference_where_nothing_is_trained_anew() -> None:
-    found = rows("sensitivity").values()
     values: dict[str, list[float]] = {}
-    for entry in found:
-        assert entry.setting is not None
+    for entry in rows("sensitivity").values():
+        if entry.setting is None or entry.method != "dmd":
+            continue
         values.setdefault(entry.setting["name"], []).append(entry.setting["value"])
         assert bool(entry.predict) == (entry.setting["name"] != "model.lambda_cls")
     assert values["model.t_star"] == list(range(100, 1000, 100))
     assert 0.1 in values["model.lambda_cls"]
     assert 4 in values["model.mask_side"]
     assert {entry.seed for entry in suite("sensitivity").entries} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("name", ["sensitivity", "claims"])
+def test_three_methods_share_the_figure_of_timesteps(name: str) -> None:
+    drawn = [entry for entry in rows(name).values() if entry.setting and entry.setting.get("figure") == "timestep"]
+    places: dict[str, list[float]] = {}
+    for entry in drawn:
+        value = entry.setting["value"] if entry.setting else None
+        at = entry.setting.get("at", value[0] if isinstance(value, list) else value) if entry.setting else None
+        places.setdefault(entry.method, []).append(at)
+        config = resolve(entry.method, entry.profile, [*entry.layers, entry.predict]).model
+        if entry.method == "madad":  # the rule: step k of its ten is t = 100 k
+            assert config["start"] * 1000 / config["timesteps"] == at
+    assert places == {method: list(range(100, 1000, 100)) for method in ("dmd", "cddpm", "madad")}
 
 
 def test_real_names_the_six_sets_and_tests_on_those_that_have_disease() -> None:

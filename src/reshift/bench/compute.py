@@ -141,9 +141,7 @@ def evaluate_cell(task: Task, spec: Spec, device: str) -> dict[str, Any]:
 def predict_bundle(trained: Bundle, spec: Spec, device: str) -> Bundle:
     """Use the trained weights with the cell's own prediction settings, and calibrate again, since thresholds depend on them."""
     config = parse(Config, merge(spec.config, spec.predict))
-    if config.data.consensus == "auto":  # as training has decided
-        decided = trained.config.data.model_dump(include={"consensus", "slice_mm"})
-        config = config.model_copy(update={"data": config.data.model_copy(update=decided)})
+    config = config.model_copy(update={"data": trained.config.data})  # what was "auto" is decided there
     detector: Any = build(config)
     if _training_facts(detector) != _training_facts(trained.detector):
         raise UserError(f"row '{spec.row}': its 'predict' settings change what is trained; give them under 'set' instead")

@@ -76,6 +76,7 @@ class _File(Frozen):
     seeds: list[int] = Field([0])
     profile: str = "paper"
     normative: bool = False
+    both_rules: float = Field(0.0, ge=0.0, lt=1.0)  # share of normals that one more cell per row holds out for thresholds
     set: dict[str, Any] = Field({})
     datasets: dict[str, dict[str, Any]] = Field(min_length=1)
     figures: dict[str, Any] = Field({})
@@ -120,6 +121,7 @@ def load_suite(path: Path) -> Suite:
         file = parse(_File, read_toml(path))
         datasets = {name: _dataset(name, table, file.datasets) for name, table in file.datasets.items()}
         given = [_row(Row, table, f"row {i}", file) for i, table in enumerate(file.rows, start=1)]
+        given += [_held_out(row, file) for row in given if file.both_rules and row.group not in ("sensitivity", "thresholds")]
         given += [_row(Sweep, table, f"sweep {i}", file) for i, table in enumerate(file.sweeps, start=1)]
         entries = tuple(_entries(file, [row for some in given for row in _table_rows(some)], datasets))
         if not entries:
@@ -173,6 +175,14 @@ def _row(cls: type[Row], table: Mapping[str, Any], where: str, file: _File) -> R
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UserError(f"{where}: seeds {seeds}: give each once, and none below 0")
     return row
+
+
+def _held_out(row: Row, file: _File) -> Row:
+    """The same row with a share of the normals held out and thresholds from these: our rule beside the paper's; one seed."""
+    ours = {"data": {"holdout": file.both_rules}, "calibrate": {"reference": "held-out"}}
+    text = f"{row.label or label(row.method)}, {file.both_rules:.0%} held out"
+    seeds = (row.seeds if row.seeds is not None else file.seeds)[:1]
+    return row.model_copy(update={"label": text, "group": "thresholds", "set": merge(row.set, ours), "seeds": seeds})
 
 
 def _table_rows(row: Row) -> Iterator[_TableRow]:

@@ -3,7 +3,7 @@
 Paper: Beizaee et al., "MAD-AD: Masked Diffusion for Unsupervised Brain Anomaly Detection", 2025; code:
 farzad-bz/MAD-AD.
 
-Faithful: mask blocks of sides 1, 2, 4, 8 (0.2, 0.3, 0.3, 0.2), independent per axis, up to 0.4 of the blocks noised,
+Faithful: mask blocks of 1, 2, 4, 8 cells (0.2, 0.3, 0.3, 0.2), independent per axis, up to 0.4 of the blocks noised,
 cells outside the foreground never; T = 10, squared-cosine schedule, x0-prediction; squared error over all cells + 0.001
 × squared error of the mask (the paper prints cross-entropy, the authors train with this); no noise on the latent at
 test time, 10 DDIM steps with η = 0.5, cells replaced only where K̂ < 0.5; heat-map |dec(z_corrected) - dec(z)|, mean
@@ -17,10 +17,14 @@ Different:
   times the weights for a quarter of the cells, 16×16 at 128 pixels.
 - Foreground: pixels above the black background replace a brain mask, counted per latent cell: 8 of 128 pixels wide, the
   same share of the image as their 16 of 256.
-- Block sides are drawn per image, theirs per batch, and are at most half the grid, so that one block is never the whole
-  image; this matters below 128 pixels only. DDIM noise is drawn once, the same for all images.
-- The cosine schedule ends at the last epoch; theirs stops at 1/1.2 of its length. No augmentation; it is off in their
-  code, too.
+- The latent has 16×16 cells at 128 pixels, theirs 32×32 at 256, and the blocks have as many cells: each is twice as wide,
+  relative to the image. Sides are drawn per image, theirs per batch, and are at most half the grid, so that one block is
+  never the whole image; this matters below 128 pixels only. DDIM noise is drawn once, the same for all images.
+- The cosine schedule ends at the last epoch; theirs stops at 1/1.2 of its length. No augmentation (theirs: small
+  rotations, shifts, brightness and contrast).
+
+``start`` = k begins the correction at step k of T instead of T, for a comparison over noise levels: the latent is still
+not noised, but treated as noised to k / T, so that k of 10 steps stands for t = 100 k of 1000.
 
 Image score: the mean of the heat-map; the authors have none. ``postprocess = "authors"``: clip the heat-map at 0.25 (of
 the range [-1, 1]), times 4, and blur with a Gaussian of σ = 5 pixels at 256, 2.5 at 128; the score is then the mean of
@@ -63,6 +67,7 @@ class MADADSettings(Frozen):
     blocks: int = Field(2, ge=1, le=16)
     heads: int = Field(4, ge=1, le=64)
     timesteps: int = Field(10, ge=1, le=100_000)
+    start: int = Field(0, ge=0)  # step at which the correction begins; 0: the last, as the authors do
     noised: float = Field(0.4, gt=0.0, le=1.0)  # largest share of an image's blocks that is noised
     mask_weight: float = Field(0.001, ge=0.0)
     foreground: Literal["auto", "off"] = "auto"  # auto: cells on black background are never noised
@@ -77,6 +82,8 @@ class MADADSettings(Frozen):
         for width in self.widths:
             if width % self.heads:
                 raise ValueError(f"heads {self.heads} does not divide the width {width}")
+        if self.start > self.timesteps:
+            raise ValueError(f"start {self.start} exceeds timesteps {self.timesteps}")
         return self
 
 
@@ -171,11 +178,11 @@ class MADAD(Detector):
     # ---- inference -------------------------------------------------------------------------------------------------
 
     def correct(self, z: Tensor) -> Tensor:
-        """Treat ``z (B, d, h, w)`` as z_T and denoise it to z_0; cells that look clean at a step stay as they are."""
+        """Treat ``z (B, d, h, w)`` as z_T (or z_start) and denoise it to z_0; cells that look clean stay as they are."""
         s = self.settings
         generator = torch.Generator().manual_seed(s.inference_seed)
         noise = torch.randn(s.timesteps, *z.shape[1:], generator=generator).to(z.device)  # shared by all images
-        for t in range(s.timesteps, 0, -1):
+        for t in range(s.start or s.timesteps, 0, -1):
             z0_hat, K_hat = self.denoiser(z, torch.full((z.shape[0],), t, device=z.device))
             moved = ddim_step(z, z0_hat, noise[t - 1], self.alpha_bar[t], self.alpha_bar[t - 1], s.eta)
             z = torch.where(K_hat < s.threshold, moved, z)
