@@ -51,8 +51,10 @@ class DataConfig(Frozen):
         0.0, ge=0.0, allow_inf_nan=False,
         description="the slices that consensus counts, in mm; 0: each volume's own. Training sets it from its volumes",
     )  # fmt: skip
-    position: Literal["column", "name"] = Field(
-        "column", description="where an image lies in its stack: the manifest's column, or the last number in the file's name"
+    position: Literal["auto", "column", "name"] = Field(
+        "auto",
+        description="where an image lies in its stack: the manifest's column; name: the last number in the file's name; "
+        "auto: the column if there is one, else the name",
     )
     subject: str | None = Field(None, description="plain folders: regex for the file name; its first group is the subject")
     max_pixels: int = Field(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import noise, save, write_manifest
 from test_consensus import ORIENTATION, grey, pictures
@@ -15,6 +16,7 @@ from reshift.errors import UserError
 from reshift.inference.consensus import auto_sigma
 from reshift.inference.model import load_model
 from reshift.training.run import resolve
+from reshift.training.stacks import choose_sigma, neighbours_look_alike
 
 
 def stack(subject: str, positions: Sequence[float | None]) -> list[Case]:
@@ -58,10 +60,35 @@ def test_positions_in_file_names(tmp_path: Path) -> None:
     data = write_manifest(tmp_path, *rows, header="image,subject,split,position")
     positions = [
         [case.position for case in expand_volumes(load_cases(data), DataConfig.model_validate({"position": rule}))]
-        for rule in ("column", "name")
+        for rule in ("column", "name", "auto")
     ]
-    assert positions == [[None, 20.0, None], [7.0, 20.0, None]]
+    assert positions == [[None, 20.0, None], [7.0, 20.0, None], [None, 20.0, None]]  # auto: there is a column
     save(noise(1), tmp_path / "again_007.png")
     write_manifest(tmp_path, *rows, "again_007.png,s,train,", header="image,subject,split,position")
     with pytest.raises(UserError, match=r"TCGA_1_007\.png and again_007\.png of subject 's' both have the slice number 7"):
         expand_volumes(load_cases(data), DataConfig(position="name"))
+    rows = ["TCGA_1_007.png,s,train", "TCGA_1_008.png,t,train", "again_007.png,s,train"]
+    write_manifest(tmp_path, *rows, header="image,subject,split")
+    assert [case.position for case in expand_volumes(load_cases(data), DataConfig())] == [None, 8.0, None]  # s: doubtful
+
+
+def test_numbers_in_names_count_where_neighbours_look_alike(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    first, last = rng.uniform(0, 255, (2, 32, 32))
+    for k in range(8):  # a slow change through the slices of "a"; every visit of "b" looks different
+        slowly = first + (last - first) * k / 7.0
+        for subject, pixels in (("a", slowly), ("b", rng.uniform(0, 255, (32, 32)))):
+            save(pixels.astype(np.uint8), tmp_path / f"{subject}_{k:03}.png")
+    cases = {
+        subject: [Case(f"{k}", tmp_path / f"{subject}_{k:03}.png", None, subject, 0, "train", "") for k in range(8)]
+        for subject in "ab"
+    }
+    data = DataConfig(size=32)
+    slices, visits = (expand_volumes(cases[subject], data) for subject in "ab")
+    assert auto_sigma(slices) == auto_sigma(visits) == 1.0
+    assert not neighbours_look_alike(slices, data)  # seven pairs are too few to tell
+    slices, visits = ([case._replace(subject=f"{i}") for i in range(2) for case in part] for part in (slices, visits))
+    assert choose_sigma(slices, cases["a"], data) == 1.0
+    assert choose_sigma(visits, cases["b"], data) == 0.0
+    assert choose_sigma(visits, visits, data) == 1.0  # a manifest's positions are believed
+    assert choose_sigma(visits, cases["b"], data.model_copy(update={"position": "name"})) == 1.0

@@ -103,20 +103,33 @@ def expand_volumes(cases: Sequence[Case], config: DataConfig, errors: list[str] 
                     pool.shutdown(cancel_futures=True)
                     raise
                 errors.append(str(err))
-    return _with_positions(found) if config.position == "name" else found
+    return found if config.position == "column" else _with_positions(found, strict=config.position == "name")
 
 
-def _with_positions(cases: Sequence[Case]) -> list[Case]:
-    """Images by themselves get the last number in their file's name as position; two at one place are a mistake."""
-    found, seen = list[Case](), dict[tuple[str, float], Case]()
-    for case in cases:
-        numbers = re.findall(r"[0-9]+", case.image.stem) if case.slice is None else []
-        named = case._replace(position=float(numbers[-1])) if numbers and case.position is None else case
-        if named.position is not None and (other := seen.setdefault((named.subject, named.position), named)) is not named:
-            both = f"{other.name} and {named.name} of subject '{named.subject}' both have the slice number {named.position:g}"
+def _number_in_name(case: Case) -> float | None:
+    """The last number in the name of an image's file."""
+    numbers = re.findall(r"[0-9]+", case.image.stem) if case.slice is None else []
+    return float(numbers[-1]) if numbers else None
+
+
+def _with_positions(cases: Sequence[Case], *, strict: bool) -> list[Case]:
+    """Images by themselves get the last number in their file's name as position.
+
+    Two images of a subject at one place are a mistake or, if that is not ``strict``, leave the subject without positions. Then
+    a position that any image has from elsewhere leaves all names unread.
+    """
+    if not strict and any(case.position is not None for case in cases):
+        return list(cases)
+    found = [case._replace(position=_number_in_name(case)) if case.position is None else case for case in cases]
+    seen, doubtful = dict[tuple[str, float], Case](), set[str]()
+    for case in found:
+        if case.position is None or (other := seen.setdefault((case.subject, case.position), case)) is case:
+            continue
+        if strict:
+            both = f"{other.name} and {case.name} of subject '{case.subject}' both have the slice number {case.position:g}"
             raise UserError(f"{both}; set data.position=column, or rename the files")
-        found.append(named)
-    return found
+        doubtful.add(case.subject)
+    return [case._replace(position=None) if case.subject in doubtful else case for case in found]
 
 
 def _slices(case: Case, share: float) -> list[Case]:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from reshift import __version__, methods
-from reshift.config import RUNTIME_SETTINGS, Config, merge, parse, read_json
+from reshift.config import RUNTIME_SETTINGS, Config, merge, nearest, parse, read_json
 from reshift.data.cases import Case, expand_volumes, fingerprint, hold_out
 from reshift.data.manifest import load_cases
 from reshift.data.source import Source
 from reshift.errors import UserError
 from reshift.inference.bundle import Bundle, build, save_bundle
 from reshift.inference.calibrate import calibrate
-from reshift.inference.consensus import auto_sigma
+from reshift.inference.consensus import slice_spacing
 from reshift.inference.model import Model, check_consensus
 from reshift.methods.detector import Detector
 from reshift.system.device import barrier, pick_device, ranks
@@ -24,6 +24,7 @@ from reshift.system.files import atomic_json, create_output_folder, remove_tempo
 from reshift.system.lock import locked
 from reshift.training.level import choose_level
 from reshift.training.loop import CHECKPOINT, fit
+from reshift.training.stacks import choose_sigma
 
 MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
 
@@ -33,8 +34,11 @@ def resolve(method: str | None, profile: str, layers: Sequence[dict[str, Any]]) 
     given = merge(*layers, {"method": method} if method else {})
     cls = methods.get(str(given.get("method", Config().method)), given=bool(method))
     if profile not in cls.profiles:
-        raise UserError(f"unknown profile '{profile}'; known: {', '.join(cls.profiles)}")
-    config = parse(Config, merge(cls.profiles[profile], given))
+        raise UserError(f"unknown profile '{profile}'{nearest(profile, cls.profiles)}")
+    # A setting that is named like a profile, and true, brings the other values of that profile with it.
+    model: Any = given.get("model")
+    presets = [values for name, values in cls.profiles.items() if isinstance(model, dict) and model.get(name) is True]
+    config = parse(Config, merge(cls.profiles[profile], *presets, given))
     settings = parse(cls.Settings, config.model, "model")
     return config.model_copy(update={"model": settings.model_dump(mode="json")})
 
@@ -71,7 +75,7 @@ def train_run(
             seconds = fit(detector, source, config, out, place, stamp["data"])
             if place.rank > 0:
                 return out / "bundle"
-        config = _with_consensus(config, detector, [*kept, *held])
+        config = _with_consensus(config, detector, [*kept, *held], learned)
         facts = _facts(data, kept, held, stamp["data"], seconds)
         model = Model(Bundle(detector, config, None, facts, ""), config.train.device)
         calibration = calibrate(model, kept, held)
@@ -80,12 +84,15 @@ def train_run(
     return out / "bundle"
 
 
-def _with_consensus(config: Config, detector: Detector, cases: Sequence[Case]) -> Config:
-    """Decide ``data.consensus = auto`` by the training normals, for a method that can; the bundle keeps the number."""
-    if config.data.consensus != "auto":
-        return config
-    sigma = auto_sigma(cases) if detector.overrides("rescore") else 0.0
-    return config.model_copy(update={"data": config.data.model_copy(update={"consensus": sigma})})
+def _with_consensus(config: Config, detector: Detector, cases: Sequence[Case], listed: Sequence[Case]) -> Config:
+    """Decide ``data.consensus = auto`` by the training normals, for a method that can, and which slices it counts.
+
+    The bundle keeps both numbers.
+    """
+    data, auto = config.data, config.data.consensus == "auto"
+    sigma = data.sigma if not auto else choose_sigma(cases, listed, data) if detector.overrides("rescore") else 0.0
+    slice_mm = data.slice_mm or (slice_spacing(cases) if sigma else 0.0)
+    return config.model_copy(update={"data": data.model_copy(update={"consensus": sigma, "slice_mm": slice_mm})})
 
 
 def split_normals(cases: Sequence[Case], config: Config, data: Path) -> tuple[list[Case], list[Case]]:
