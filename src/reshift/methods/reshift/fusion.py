@@ -1,7 +1,7 @@
 """From witnesses to one heat-map and one score: each is measured in its own spread over unseen normals, then averaged.
 
-Every kind of witness has its weight, equal by default, shared by the witnesses of that kind. The image score is the mean of
-how high each of them rises and of how high the fused map does: a witness that is sure is heard even where others see nothing.
+Every kind of witness has its weight, equal by default, shared by the witnesses of that kind. The image score is half how high
+the fused map rises and half how high the witnesses do on average: one that is sure is heard even where others see nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 MIN_VARIANCE = 1e-12
 KEPT = 128  # images whose maps are kept while normals are measured: how high the fused map rises shows only at the end
+KEPT_BYTES = 2**30  # of these maps together: large images are fewer, at least MIN_KEPT
+MIN_KEPT = 16
 
 
 def top_mean(heatmap: Tensor, share: float) -> Tensor:
@@ -48,16 +50,15 @@ class Fusion(nn.Module):
     top_centre: Tensor
     top_spread: Tensor
 
-    def __init__(self, kinds: Sequence[str], heard: Mapping[str, float], top: float) -> None:
-        """``kinds`` of all witnesses, and the weight of each kind that is ``heard``."""
+    def __init__(self, kinds: Sequence[str], heard: Mapping[str, float], *, top: float, map_share: float) -> None:
+        """``kinds`` of all witnesses, the weight of each kind that is ``heard``, and of the fused map in the score."""
         super().__init__()
-        n, self.top = len(kinds), top
+        n, self.top, self.map_share = len(kinds), top, map_share
         shares = [heard[kind] / kinds.count(kind) if kind in heard else 0.0 for kind in kinds]
-        self.share = 1.0 / (len(heard) + 1)  # of the fused map in the score: as much as a witness
         weights = torch.tensor(shares) / sum(shares)
         self.register_buffer("weights", weights, persistent=False)
         self.register_buffer(
-            "score_weights", torch.cat([weights * (1.0 - self.share), weights.new_tensor([self.share])]), persistent=False
+            "score_weights", torch.cat([weights * (1.0 - map_share), weights.new_tensor([map_share])]), persistent=False
         )
         self.register_buffer("centre", torch.zeros(n))
         self.register_buffer("covariance", torch.eye(n))
@@ -73,7 +74,9 @@ class Fusion(nn.Module):
             count += len(rows)
             total += rows.sum(0).cpu()
             products += (rows.T @ rows).cpu()
-            kept.add(torch.cat([*maps, inside], 1).cpu())
+            images = torch.cat([*maps, inside], 1).cpu()
+            kept.size = min(kept.size, max(MIN_KEPT, KEPT_BYTES // (4 * images[0].numel())))
+            kept.add(images)
         mean = total / max(1.0, count)
         self.centre.copy_(mean)
         self.covariance.copy_(products / max(1.0, count) - mean[:, None] * mean)
@@ -91,7 +94,7 @@ class Fusion(nn.Module):
     def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The score when heat-map ``before`` becomes ``after``: what the witnesses said apart stays, the top is another."""
         higher = top_mean(after, self.top) - top_mean(before, self.top)
-        return score + self.share * higher / self.top_spread[-1]
+        return score + self.map_share * higher / self.top_spread[-1]
 
     def _standard(self, maps: Sequence[Tensor]) -> Tensor:
         """The maps in units of their spread over normals, ``(B, n, H, W)``."""

@@ -12,8 +12,8 @@ set the thresholds. fusion.py measures each witness over the normals it has not 
 Burned-in text is removed first, as far as it consists of thin bright strokes. More text is painted into training images,
 where it does not count as a shift (annotations.py).
 
-Heat-map: softplus of the fused map in units of its spread over normals, 0 outside the anatomy. Image score: the mean of
-the witnesses' own scores and of the heat-map's top.
+Heat-map: softplus of the fused map in units of its spread over normals, 0 outside the anatomy. Image score: half the top of
+the heat-map, half the mean of the witnesses' own tops.
 """
 
 import math
@@ -43,7 +43,7 @@ CHUNK = 16  # images per pass where nothing is trained
 RESTORATION = "restoration"
 VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 # Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
-AFTERWARDS = {"witnesses", "silent", "memory_weight", "blur", "flips", "top", "spreads", "dmd"}
+AFTERWARDS = {"witnesses", "silent", "memory_weight", "map_share", "blur", "flips", "top", "spreads", "dmd"}
 QUICK = {
     "witnesses": ["featured", "memory", "denoising"], "features": "embedded", "folds": 1, "mirror": False,
     "steps": 400, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
@@ -80,9 +80,8 @@ class Reshift(Detector):
         self.size, self.folds, self.feature_names = size, s.folds, s.networks
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
-        self.fusion = Fusion(
-            [str(w.kind) for w in self.witnesses], {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}, s.top
-        )
+        heard = {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}
+        self.fusion = Fusion([str(w.kind) for w in self.witnesses], heard, top=s.top, map_share=s.map_share)
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
 
     def _build(self, kind: str, channels: int) -> Iterator[Witness]:
@@ -226,11 +225,16 @@ class Reshift(Detector):
         """What the witnesses said apart stays; the top of the heat-map is another."""
         return self.fusion.rescore(score, before, after)
 
-    def pseudo_healthy(self, x: Tensor) -> Tensor:
+    @property
+    def restores(self) -> bool:
+        """Only the paper's part and a denoiser restore; other witnesses see lesions without it."""
+        return isinstance(self.dmd, DMD) or any(isinstance(witness, Denoiser) for witness in self.witnesses)
+
+    def pseudo_healthy(self, x: Tensor) -> Tensor | None:
         """The paper's restorations with the source "restoration"; else what the denoiser makes of the images."""
         if isinstance(self.dmd, DMD):
             return self.dmd.pseudo_healthy(x)
         for witness in self.witnesses:
             if isinstance(witness, Denoiser):
                 return torch.cat([witness.denoised(self._view(part)) for part in x.split(1)]).clamp(-1.0, 1.0)
-        return x
+        return None

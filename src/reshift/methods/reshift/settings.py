@@ -36,7 +36,8 @@ class ReshiftSettings(Frozen):
     noise_grid: int = Field(16, ge=2, le=1024)  # its points per side
 
     sources: tuple[SourceName, ...] = ("offset", "gain", "swap", "mix", "texture", "tone")
-    smallest: float = Field(0.015, gt=0.0)  # radius of a blob, as a share of the image's side
+    # Radius of a blob, as a share of the side. ``smallest`` is for 128 pixels or fewer: larger images show smaller lesions.
+    smallest: float = Field(0.015, gt=0.0)
     largest: float = Field(0.35, gt=0.0)
     blobs: int = Field(4, ge=1, le=16)  # per image, at most
     untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
@@ -52,6 +53,7 @@ class ReshiftSettings(Frozen):
     blur: float = Field(2.3, ge=0.0, le=100.0)  # σ of the blur of the distance, pixels of a 128-pixel map
 
     memory_weight: float = Field(1.0, gt=0.0)  # of the memory; the other kinds of witnesses have 1
+    map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
     flips: bool = True  # trained witnesses also judge the mirrored image
     top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
     spreads: float = Field(2.75, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
