@@ -46,8 +46,8 @@ VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 AFTERWARDS = {"witnesses", "silent", "memory_weight", "map_share", "blur", "flips", "top", "spreads", "dmd"}
 QUICK = {
     "witnesses": ["featured", "memory", "denoising"], "features": "embedded", "folds": 1, "mirror": False,
-    "steps": 400, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
-    "denoising_steps": 300, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
+    "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
+    "denoising_steps": 200, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
     "sample": 20_000, "memory_weight": 2.0,
 }  # fmt: skip
 
