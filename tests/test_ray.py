@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from bench_suites import BRIGHTNESS, DAE, HEAD, IMPOSSIBLE, SWEEP, cells_in, results_in, write_suite
 from dicom_files import enhanced, series, write
+from guides import DOCS, commands
 from helpers import Cli, Outcome, read_records, save, save_many
 from processes import alive, meanwhile, wait_until
 from ray_local import METHOD, local_ray
@@ -214,3 +215,23 @@ def _deadly(task: Task, *rest: Any) -> str:
     if spec.method == "dae":
         os.kill(os.getpid(), signal.SIGKILL)
     return _real(task, *rest)
+
+
+# ---- the guide -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_of_the_guide_runs(
+    run_cli: Cli, tiny_bundle: Path, folder_of_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/first").mkdir(parents=True)
+    Path("runs/first/bundle").symlink_to(tiny_bundle)
+    Path("new").symlink_to(folder_of_images)
+    write_suite(tmp_path, HEAD, BRIGHTNESS).rename("mine.toml")
+    found = commands(DOCS / "guides" / "cluster.md")
+    assert [program for program, *_ in found] == ["reshift", "reshift"]
+    for _, *args in found:
+        done = run_cli(*args)
+        assert done.code == 0, done
+    assert len(read_records(tmp_path / "runs" / "cluster" / "scores")) == 12
+    assert len(cells_in(tmp_path / "runs" / "cluster" / "tables")) == 1

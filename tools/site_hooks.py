@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|examples|results|benchmarks|README|CONTRIBUTING)[^)]*)\)")
+OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|examples|results|benchmarks|README|CONTRIBUTING|SECURITY)[^)]*)\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
