@@ -40,10 +40,16 @@ def methods(as_json: AsJson = False) -> None:
     from reshift.methods import METHODS
 
     if as_json:
-        typer.echo(json.dumps({name: entry.summary for name, entry in METHODS.items()}, indent=1))
+        typer.echo(json.dumps({name: _about(entry) for name, entry in METHODS.items()}, indent=1))
         return
     for name, entry in METHODS.items():
         typer.echo(f"{name:14} {entry.summary}")
+
+
+def _about(entry: Any) -> dict[str, Any]:
+    """What ``--json`` says of a method; ``no_export`` is why it cannot be exported."""
+    return {"summary": entry.summary, "caveat": entry.caveat or None, "export": not entry.no_export,
+            "no_export": entry.no_export or None}  # fmt: skip
 
 
 def _features(bundle: Path, name: str, about: Mapping[str, str]) -> str:

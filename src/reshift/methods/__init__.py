@@ -23,6 +23,7 @@ class Entry(NamedTuple):
     location: str  # module below reshift.methods, and class
     summary: str
     caveat: str = ""  # why the method differs from what its name says; tables then show the name with a †
+    no_export: str = ""  # why 'reshift export' cannot take it; most can be exported
 
 
 METHODS: dict[str, Entry] = {
