@@ -20,6 +20,7 @@ from reshift.cli.demo import demo
 from reshift.cli.doctor import doctor
 from reshift.cli.evaluate import compare, evaluate, figures, select
 from reshift.cli.exchange import pull, push, schema
+from reshift.cli.export import export
 from reshift.cli.info import info, methods
 from reshift.cli.pacs import pacs
 from reshift.cli.score import score
@@ -43,7 +44,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Serve": (serve,),
     "Evaluate": (evaluate, compare, select, figures, bench),
     "Data": (check, prepare, datasets),
-    "Share": (push, pull),
+    "Share": (export, push, pull),
     "Information": (info, methods, schema, doctor, completion),
 }
 for panel, commands in COMMANDS.items():

@@ -18,6 +18,7 @@ from reshift.errors import UserError
 from reshift.inference.acquisition import Acquisition
 from reshift.inference.bundle import Bundle, load_bundle
 from reshift.inference.calibration import Calibration
+from reshift.inference.exported.load import is_exported, load_exported
 from reshift.inference.result import Result, finish
 from reshift.inference.stream import Sample, grouped, predict_batches, prepare_sample
 from reshift.kernels import accelerate
@@ -129,8 +130,13 @@ class Model:
 
 
 def load_model(path: Path, device: str = "auto", reference: str | None = None) -> Model:
-    """Load a bundle for prediction; ``reference`` picks other normals for the thresholds than the bundle's default."""
-    bundle = load_bundle(path)
+    """Load a bundle or an exported folder; ``reference`` picks other normals for the thresholds than its default."""
+    if is_exported(path):
+        if device not in ("auto", "cpu"):
+            raise UserError(f"{path}: an exported model runs on the CPU; take the bundle for --device {device}")
+        bundle, device = load_exported(path), "cpu"
+    else:
+        bundle = load_bundle(path)
     if reference is not None and bundle.calibration is not None:
         bundle = bundle._replace(calibration=parse(Calibration, {**bundle.calibration.model_dump(), "default": reference}))
     return Model(bundle, device)
