@@ -162,7 +162,7 @@ class Reshift(Detector):
         photometry = mild_photometry if s.photometry == "mild" else strong_photometry
         image, target, inside = shift(
             photometry(x, step), other, self._sources(), step,
-            smallest=s.smallest, largest=s.largest, most=s.blobs, untouched=s.untouched,
+            smallest=s.smallest * min(1.0, 128 / self.size), largest=s.largest, most=s.blobs, untouched=s.untouched,
         )  # fmt: skip
         if s.marks:
             image, cover = paint_marks(image, self.marks, step, share=s.marks)
@@ -219,7 +219,8 @@ class Reshift(Detector):
         return remove_text(x, contrast, line=max(1, round(self.size / 128))) if contrast else x
 
     def _maps(self, network: str, x: Tensor) -> list[Tensor]:
-        return feature_net(network, str(x.device)).maps(x)
+        net = feature_net(network, str(x.device))
+        return net.maps(x, net.side_for(self.size))
 
     def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """What the witnesses said apart stays; the top of the heat-map is another."""
