@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,6 +126,12 @@ class SharedModel(Model):
     def __init__(self, bundle: Bundle, device: str, thread: DeviceThread, check: Callable[[], None]) -> None:
         super().__init__(bundle, device)
         self.thread, self.check, self.mine = thread, check, threading.local()
+
+    @cached_property
+    def calibration_notes(self) -> list[str]:
+        """What every job of this model is told about its thresholds; the range of the rate takes 8 ms to find."""
+        found = self.bundle.calibration
+        return ["the model has no calibration: no p-values, flags or overlays"] if found is None else found.warnings()
 
     def launch(
         self, pixels: NDArray[np.float32], without: int | None = None

@@ -123,8 +123,6 @@ class Worker:
 
         self._check()
         model, identifier = self.model(message["model"]), message["id"]
-        notes = [] if model.bundle.calibration is None else model.bundle.calibration.warnings()
-        notes += ["the model has no calibration: no p-values, flags or overlays"] if model.bundle.calibration is None else []
 
         def engine(run: "Run", cases: "Sequence[ScoreCase]") -> "Scored":
             before = message["cases"] - len(cases)
@@ -135,7 +133,7 @@ class Worker:
 
         inputs, out = [Path(path) for path in message["inputs"]], Path(message["out"])
         summary = score(model, inputs, out, dicom=message["dicom"], engine=engine)
-        notes += [*model.warnings(), *summary.notes, *([summary.warning] if summary.warning else [])]
+        notes = [*model.calibration_notes, *model.warnings(), *summary.notes, *([summary.warning] if summary.warning else [])]
         return {"state": "done", "failures": summary.failures, "cases": summary.cases, "notes": notes}
 
     def _evaluate(self, message: dict[str, Any]) -> dict[str, Any]:
