@@ -14,11 +14,17 @@ FLAGS = [
 ]
 
 
-def run_in_browser(page: str, folder: Path, probe: str = "") -> str:
-    """Load the page headless and return the document as the browser left it, without script text."""
+def find_browser() -> str:
+    """The path of an installed browser; without one the test is skipped."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         pytest.skip(f"no browser found (looked for {', '.join(BROWSERS)})")
+    return browser
+
+
+def run_in_browser(page: str, folder: Path, probe: str = "") -> str:
+    """Load the page headless and return the document as the browser left it, without script text."""
+    browser = find_browser()
     if probe:
         # The page forbids foreign scripts, which would include this one.
         page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)

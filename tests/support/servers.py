@@ -18,7 +18,10 @@ class Server:
 
     def __init__(self, process: "subprocess.Popen[str]", url: str, token: str | None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.process, self.url, self.http = process, url, httpx.Client(base_url=url, headers=headers, timeout=LIMIT)
+        # A new connection each time: on a busy machine the server may close an idle one just as it is used again.
+        fresh = httpx.Limits(max_keepalive_connections=0)
+        self.process, self.url = process, url
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=LIMIT, limits=fresh)
 
     def post(self, *files: tuple[str, bytes], headers: dict[str, str] | None = None, **fields: str) -> httpx.Response:
         """Upload files."""

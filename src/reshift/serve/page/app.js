@@ -40,15 +40,26 @@ async function route() {
 
 function failed(err) {
   announce(err.message);
-  return el("div", { class: "page" }, el("h1", { text: err.status === 404 ? "Not there" : "This did not work" }), el("p", { class: "notice error", text: err.message }),
-    el("p", {}, el("a", { href: "#/", text: "All jobs" })));
+  return el(
+    "div",
+    { class: "page" },
+    el("h1", { text: err.status === 404 ? "Not there" : "This did not work" }),
+    el("p", { class: "notice error", text: err.message }),
+    el("p", {}, el("a", { href: "#/", text: "All jobs" })),
+  );
 }
 
 function signIn() {
   session.user = null;
   current.view?.close?.();
   current = { name: null, first: null, view: null };
-  const token = el("input", { type: "password", id: "token", required: true, autocomplete: "current-password", "aria-describedby": "token-error" });
+  const token = el("input", {
+    type: "password",
+    id: "token",
+    required: true,
+    autocomplete: "current-password",
+    "aria-describedby": "token-error",
+  });
   const error = el("p", { class: "notice error", id: "token-error", role: "alert", hidden: true });
   const enter = async (event) => {
     event.preventDefault();
@@ -61,10 +72,24 @@ function signIn() {
       token.select();
     }
   };
-  const form = el("form", { class: "panel", onsubmit: enter }, el("h1", { text: "Sign in" }),
-    el("label", { class: "field" }, el("span", { class: "field-name", text: "Token" }), token, el("span", { class: "hint", text: "Whoever runs this server has given you one." })),
-    error, el("button", { class: "primary", text: "Sign in" }));
-  const refused = el("p", { class: "notice error", text: "The reverse proxy in front of this server has not said who you are. Sign in there." });
+  const form = el(
+    "form",
+    { class: "panel", onsubmit: enter },
+    el("h1", { text: "Sign in" }),
+    el(
+      "label",
+      { class: "field" },
+      el("span", { class: "field-name", text: "Token" }),
+      token,
+      el("span", { class: "hint", text: "Whoever runs this server has given you one." }),
+    ),
+    error,
+    el("button", { class: "primary", text: "Sign in" }),
+  );
+  const refused = el("p", {
+    class: "notice error",
+    text: "The reverse proxy in front of this server has not said who you are. Sign in there.",
+  });
   at("main").replaceChildren(el("div", { class: "sign-in" }, session.token_needed ? form : refused));
   token.focus();
 }
@@ -119,7 +144,8 @@ addEventListener("reshift-signed-out", () => session.user && signIn());
 addEventListener("reshift-connection", ({ detail }) => {
   at("connection").hidden = !detail.offline;
 });
-for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault()); // a missed drop must not leave the page
+// A drop beside the zone must not leave the page.
+for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
 addEventListener("unhandledrejection", (event) => {
   if (event.reason?.name === "AbortError") event.preventDefault();
   else if (event.reason?.message) toast(event.reason.message, "error");

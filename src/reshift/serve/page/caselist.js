@@ -6,7 +6,7 @@ import { badge, el, icon, many, number } from "./dom.js";
 const ROW = 64; // pixels, as in the style sheet
 const PAGE = 100;
 const SPARE = 6; // rows beyond the edges
-const FILTERS = { all: "", flagged: "flag=true", errors: "error=true", unreviewed: "reviewed=false&error=false" };
+const FILTERS = { all: "", flagged: "&flag=true", errors: "&error=true", unreviewed: "&reviewed=false&error=false" };
 const NAMES = { all: "All", flagged: "Flagged", errors: "Errors", unreviewed: "Unreviewed" };
 
 export class CaseList {
@@ -21,10 +21,19 @@ export class CaseList {
 
   _build() {
     this.filters = Object.keys(FILTERS).map((name) =>
-      el("button", { type: "button", "aria-pressed": String(name === this.filter), onclick: () => this.setFilter(name), text: NAMES[name] }));
+      el("button", {
+        type: "button",
+        "aria-pressed": String(name === this.filter),
+        onclick: () => this.setFilter(name),
+        text: NAMES[name],
+      }),
+    );
     const sorts = { score: "Highest score", index: "Upload order", name: "Name" };
-    this.sorter = el("select", { "aria-label": "Sort by", onchange: () => this.setSort(this.sorter.value) },
-      Object.entries(sorts).map(([value, text]) => el("option", { value, text })));
+    this.sorter = el(
+      "select",
+      { "aria-label": "Sort by", onchange: () => this.setSort(this.sorter.value) },
+      Object.entries(sorts).map(([value, text]) => el("option", { value, text })),
+    );
     this.count = el("p", { class: "count", role: "status" });
     this.space = el("div", { class: "rows", role: "none" });
     this.box = el("div", { class: "case-list", role: "listbox", tabindex: "0", "aria-label": "Cases" }, this.space);
@@ -32,11 +41,17 @@ export class CaseList {
     this.box.addEventListener("keydown", (event) => this._key(event));
     this.sizes = new ResizeObserver(() => this._plan());
     this.sizes.observe(this.box);
-    this.element = el("section", { class: "list-pane", "aria-label": "Case list" },
-      el("div", { class: "list-head" },
+    this.element = el(
+      "section",
+      { class: "list-pane", "aria-label": "Case list" },
+      el(
+        "div",
+        { class: "list-head" },
         el("div", { class: "chips", role: "group", "aria-label": "Show" }, this.filters),
-        el("div", { class: "list-line" }, this.count, this.sorter)),
-      this.box);
+        el("div", { class: "list-line" }, this.count, this.sorter),
+      ),
+      this.box,
+    );
   }
 
   close() {
@@ -84,7 +99,7 @@ export class CaseList {
   }
 
   _query(first) {
-    return `${this.job.url}/cases?limit=${PAGE}&offset=${first}&sort=${this.sort}${FILTERS[this.filter] && `&${FILTERS[this.filter]}`}`;
+    return `${this.job.url}/cases?limit=${PAGE}&offset=${first}&sort=${this.sort}${FILTERS[this.filter]}`;
   }
 
   async _fetch(number_) {
@@ -95,7 +110,11 @@ export class CaseList {
     if (this.total === found.total) return;
     this.total = found.total;
     this.space.style.height = `${ROW * found.total}px`;
-    this.count.textContent = found.total ? many(found.total, "case") : this.filter === "all" ? "No cases yet" : "None of this kind";
+    this.count.textContent = found.total
+      ? many(found.total, "case")
+      : this.filter === "all"
+        ? "No cases yet"
+        : "None of this kind";
   }
 
   _page(number_) {
@@ -142,10 +161,23 @@ export class CaseList {
   }
 
   _row(index, item) {
-    const row = el("div", {
-      class: "case", role: "option", id: `case-${item.id}`, "aria-setsize": this.total, "aria-posinset": index + 1,
-      "aria-selected": "false", "data-key": keyOf(item), onclick: () => this.select(index),
-    }, picture(item), el("span", { class: "case-name", text: item.name, title: item.name }), facts(item), marks(item));
+    const row = el(
+      "div",
+      {
+        class: "case",
+        role: "option",
+        id: `case-${item.id}`,
+        "aria-setsize": this.total,
+        "aria-posinset": index + 1,
+        "aria-selected": "false",
+        "data-key": keyOf(item),
+        onclick: () => this.select(index),
+      },
+      picture(item),
+      el("span", { class: "case-name", text: item.name, title: item.name }),
+      facts(item),
+      marks(item),
+    );
     row.style.top = `${index * ROW}px`;
     this.rows.set(index, row);
     const after = [...this.rows].filter(([other]) => other > index).sort((a, b) => a[0] - b[0])[0];
@@ -167,7 +199,8 @@ export class CaseList {
       row.setAttribute("aria-selected", String(own));
       if (own) this.box.setAttribute("aria-activedescendant", row.id);
     }
-    if (![...this.rows.keys()].some((index) => this.item(index)?.id === this.chosen?.id)) this.box.removeAttribute("aria-activedescendant");
+    if (![...this.rows.keys()].some((index) => this.item(index)?.id === this.chosen?.id))
+      this.box.removeAttribute("aria-activedescendant");
   }
 
   async select(index) {
@@ -228,8 +261,19 @@ function facts(item) {
 }
 
 function marks(item) {
-  const review = item.review && badge(item.review.verdict, item.review.verdict === "accept" ? "check" : "close",
-    `${item.review.verdict === "accept" ? "accepted" : "rejected"}${item.review.rating ? ` ${item.review.rating}/5` : ""}`);
-  const flag = item.error ? badge("error", "warning", "error") : item.unlike ? badge("unlike", "warning", "unlike") : item.flag ? badge("flagged", "flag", "flagged") : null;
+  const review =
+    item.review &&
+    badge(
+      item.review.verdict,
+      item.review.verdict === "accept" ? "check" : "close",
+      `${item.review.verdict === "accept" ? "accepted" : "rejected"}${item.review.rating ? ` ${item.review.rating}/5` : ""}`,
+    );
+  const flag = item.error
+    ? badge("error", "warning", "error")
+    : item.unlike
+      ? badge("unlike", "warning", "unlike")
+      : item.flag
+        ? badge("flagged", "flag", "flagged")
+        : null;
   return el("div", { class: "case-marks", role: "none" }, flag, review);
 }

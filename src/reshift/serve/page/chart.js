@@ -10,7 +10,8 @@ function ticks(low, high, count = 5) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw);
   const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) found.push(Math.abs(value) < step * 1e-6 ? 0 : value);
+  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step)
+    found.push(Math.abs(value) < step * 1e-6 ? 0 : value);
   return found;
 }
 
@@ -42,12 +43,22 @@ function thinned(points) {
 
 // ``points``: [[x, y], …]
 export function lineChart(points, { label, xName = "step", xMax = 0, log = false }) {
-  const shown = thinned(points.filter(([, value]) => Number.isFinite(value) && (!log || value > 0)).map(([step, value]) => [step, log ? Math.log10(value) : value]));
+  const shown = thinned(
+    points
+      .filter(([, value]) => Number.isFinite(value) && (!log || value > 0))
+      .map(([step, value]) => [step, log ? Math.log10(value) : value]),
+  );
   const values = shown.map(([, value]) => value);
   const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
   const spare = (high - low) * 0.05 || 0.05;
   const last = Math.max(xMax, ...shown.map(([step]) => step), 1);
-  const { chart, x, y } = frame(label, [0, last], [log || low < 0 ? low - spare : Math.max(0, low - spare), high + spare], xName, log);
+  const { chart, x, y } = frame(
+    label,
+    [0, last],
+    [log || low < 0 ? low - spare : Math.max(0, low - spare), high + spare],
+    xName,
+    log,
+  );
   const path = shown.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
   chart.append(drawn("path", { d: path || "M0 0", class: "line" }));
   if (shown.length) chart.append(drawn("circle", { cx: x(shown.at(-1)[0]), cy: y(shown.at(-1)[1]), r: 3.5, class: "dot" }));
@@ -62,11 +73,23 @@ export function histogram(values, threshold, label) {
   const counts = new Array(bins).fill(0);
   for (const value of values) counts[Math.min(bins - 1, Math.floor((value - low) / width))]++;
   const { chart, x, y } = frame(label, [low, low + width * bins], [0, 1.15 * Math.max(...counts)], "score");
-  counts.forEach((count, i) => chart.append(drawn("rect", {
-    x: x(low + i * width) + 0.5, width: Math.max(0.5, x(low + (i + 1) * width) - x(low + i * width) - 1), y: y(count), height: TALL - BOTTOM - y(count), class: "bar",
-  })));
+  counts.forEach((count, i) =>
+    chart.append(
+      drawn("rect", {
+        x: x(low + i * width) + 0.5,
+        width: Math.max(0.5, x(low + (i + 1) * width) - x(low + i * width) - 1),
+        y: y(count),
+        height: TALL - BOTTOM - y(count),
+        class: "bar",
+      }),
+    ),
+  );
   if (threshold !== null) {
-    const text = drawn("text", { x: x(threshold) + (x(threshold) > WIDE / 2 ? -6 : 6), y: TOP + 10, class: `tick mark-text${x(threshold) > WIDE / 2 ? " end" : ""}` });
+    const text = drawn("text", {
+      x: x(threshold) + (x(threshold) > WIDE / 2 ? -6 : 6),
+      y: TOP + 10,
+      class: `tick mark-text${x(threshold) > WIDE / 2 ? " end" : ""}`,
+    });
     text.textContent = `threshold ${number(threshold)}`;
     chart.append(drawn("line", { x1: x(threshold), x2: x(threshold), y1: TOP, y2: TALL - BOTTOM, class: "mark" }), text);
   }

@@ -2,8 +2,24 @@
 // colour-blind eyes; the first one is that of the overlays which the command line writes.
 
 export const RAMPS = {
-  ember: [[0, 0, 4], [40, 11, 84], [101, 21, 110], [159, 42, 99], [212, 72, 66], [245, 125, 21], [250, 193, 39], [252, 255, 164]],
-  "blue to yellow": [[0, 30, 80], [52, 68, 108], [100, 104, 116], [146, 140, 116], [196, 180, 96], [255, 232, 60]],
+  ember: [
+    [0, 0, 4],
+    [40, 11, 84],
+    [101, 21, 110],
+    [159, 42, 99],
+    [212, 72, 66],
+    [245, 125, 21],
+    [250, 193, 39],
+    [252, 255, 164],
+  ],
+  "blue to yellow": [
+    [0, 30, 80],
+    [52, 68, 108],
+    [100, 104, 116],
+    [146, 140, 116],
+    [196, 180, 96],
+    [255, 232, 60],
+  ],
 };
 export const OUTLINE = "#00d7ff"; // in neither ramp, nor in a grey image
 const DARKEST = 0.4; // where on the ramp the threshold lies: the dark end would look like the image
@@ -91,8 +107,18 @@ export function outline(plane, threshold) {
     path.moveTo(x0, y0);
     path.lineTo(x1, y1);
   };
-  runs(rows, columns, (i, j) => marked(i - 1, j) !== marked(i, j), (i, a, b) => draw(a, i, b, i));
-  runs(columns, rows, (i, j) => marked(j, i - 1) !== marked(j, i), (i, a, b) => draw(i, a, i, b));
+  runs(
+    rows,
+    columns,
+    (i, j) => marked(i - 1, j) !== marked(i, j),
+    (i, a, b) => draw(a, i, b, i),
+  );
+  runs(
+    columns,
+    rows,
+    (i, j) => marked(j, i - 1) !== marked(j, i),
+    (i, a, b) => draw(i, a, i, b),
+  );
   return path;
 }
 

@@ -13,7 +13,10 @@ export class Controls {
   constructor(viewer) {
     this.viewer = viewer;
     this.look = {
-      heat: true, outline: remembered("outline") === "on", threshold: 0, full: 1,
+      heat: true,
+      outline: remembered("outline") === "on",
+      threshold: 0,
+      full: 1,
       opacity: Number(remembered("opacity", "75")) / 100,
       ramp: remembered("ramp") in RAMPS ? remembered("ramp") : "ember",
     };
@@ -28,28 +31,56 @@ export class Controls {
     const { look } = this;
     this.heat = toggle("layers", "Heat-map", "Space", () => this.toggleHeat());
     this.outline = toggle("outline", "Outline", "O", () => this.toggleOutline());
-    this.restoration = toggle("compare", "Restoration", "S", () => this.viewer.toggleRestoration());
+    this.restoration = toggle("compare", "Restoration", "S", () => this.viewer.restoration.toggle());
     this.tools = ["window", "pan"].map((name) =>
-      toggle(name, { window: "Grey window", pan: "Pan" }[name], { window: "W", pan: "P" }[name], () => this.setTool(name)));
+      toggle(name, { window: "Grey window", pan: "Pan" }[name], { window: "W", pan: "P" }[name], () => this.setTool(name)),
+    );
     this.reset = button("reset", "Reset view", () => this.viewer.reset(), { class: "tool", title: "Reset view (0)" });
     this.threshold = el("input", { type: "range", min: 0, max: STEPS, step: 1, class: "threshold", oninput: () => this._slid() });
     this.value = el("output", { class: "value" });
-    this.default = button("reset", "", () => this.setThreshold(this.calibrated), { class: "tool quiet", "aria-label": "Back to the calibrated threshold", title: "Back to the calibrated threshold" });
-    this.opacity = el("input", { type: "range", min: 0, max: 100, step: 1, value: Math.round(100 * look.opacity), oninput: () => this._faded() });
+    this.default = button("reset", "", () => this.setThreshold(this.calibrated), {
+      class: "tool quiet",
+      "aria-label": "Back to the calibrated threshold",
+      title: "Back to the calibrated threshold",
+    });
+    this.opacity = el("input", {
+      type: "range",
+      min: 0,
+      max: 100,
+      step: 1,
+      value: Math.round(100 * look.opacity),
+      oninput: () => this._faded(),
+    });
     this.percent = el("output", { class: "value" });
-    this.ramp = el("select", { "aria-label": "Colours", onchange: () => this._recoloured() },
-      Object.keys(RAMPS).map((name) => el("option", { value: name, text: name[0].toUpperCase() + name.slice(1), selected: name === look.ramp })));
+    this.ramp = el(
+      "select",
+      { "aria-label": "Colours", onchange: () => this._recoloured() },
+      Object.keys(RAMPS).map((name) =>
+        el("option", { value: name, text: name[0].toUpperCase() + name.slice(1), selected: name === look.ramp }),
+      ),
+    );
     this.bar = el("canvas", { class: "ramp", width: 256, height: 1, "aria-hidden": "true" });
     this.low = el("span");
     this.high = el("span");
     this.legend = el("div", { class: "legend" }, this.low, this.bar, this.high, this.ramp);
-    this.element = el("div", { class: "controls", role: "toolbar", "aria-label": "Viewer" },
+    this.element = el(
+      "div",
+      { class: "controls", role: "toolbar", "aria-label": "Viewer" },
       el("div", { class: "group" }, this.heat, this.outline, this.restoration),
       el("div", { class: "group", role: "group", "aria-label": "A drag changes" }, this.tools),
       el("div", { class: "group" }, this.reset),
-      el("div", { class: "group sliders" },
-        el("div", { class: "pair" }, el("label", { class: "slider" }, el("span", { text: "Threshold" }), this.threshold, this.value), this.default),
-        el("label", { class: "slider" }, el("span", { text: "Opacity" }), this.opacity, this.percent)));
+      el(
+        "div",
+        { class: "group sliders" },
+        el(
+          "div",
+          { class: "pair" },
+          el("label", { class: "slider" }, el("span", { text: "Threshold" }), this.threshold, this.value),
+          this.default,
+        ),
+        el("label", { class: "slider" }, el("span", { text: "Opacity" }), this.opacity, this.percent),
+      ),
+    );
   }
 
   // A new case: what its job says of thresholds. A threshold that the reader moved stays within the job.

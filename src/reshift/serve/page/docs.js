@@ -14,8 +14,18 @@ const place = document.getElementById("endpoints");
 for (const [path, methods] of Object.entries(api.paths)) {
   for (const [method, about] of Object.entries(methods)) {
     const inputs = (about.parameters ?? []).map((one) =>
-      element("li", `${one.name} (${one.in}${one.required ? ", required" : ""}): ${one.description ?? ""}`));
+      element("li", `${one.name} (${one.in}${one.required ? ", required" : ""}): ${one.description ?? ""}`),
+    );
     const body = about.requestBody ? [element("pre", JSON.stringify(about.requestBody.content, null, 1))] : [];
-    place.append(panel("section", "", element("h2", `${method.toUpperCase()} ${path}`), element("p", about.description), element("ul", "", ...inputs), ...body));
+    place.append(
+      panel(
+        "section",
+        "",
+        element("h2", `${method.toUpperCase()} ${path}`),
+        element("p", about.description),
+        element("ul", "", ...inputs),
+        ...body,
+      ),
+    );
   }
 }

@@ -35,7 +35,36 @@ export const button = (name, text, onclick, attributes = {}) =>
 export const badge = (kind, name, text) => el("span", { class: `badge ${kind}` }, name && icon(name), el("span", { text }));
 
 export const field = (text, control, hint) =>
-  el("label", { class: "field" }, el("span", { class: "field-name", text }), control, hint && el("span", { class: "hint", text: hint }));
+  el(
+    "label",
+    { class: "field" },
+    el("span", { class: "field-name", text }),
+    control,
+    hint && el("span", { class: "hint", text: hint }),
+  );
+
+// Wide tables scroll by themselves, with the keyboard, too; the page does not.
+export function table(label, heads, rows, attributes = {}) {
+  const head = heads.map((text) => el("th", { scope: "col" }, text || el("span", { class: "visually-hidden", text: "Actions" })));
+  const body = rows instanceof Element ? rows : el("tbody", {}, rows);
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "group", "aria-label": `Table of ${label}` },
+    el("table", attributes, el("thead", {}, el("tr", {}, head)), body),
+  );
+}
+
+// [[name, value], …]; a value is text or an element.
+export const facts = (rows) =>
+  el(
+    "dl",
+    { class: "facts" },
+    rows.map(([name, value]) => [el("dt", { text: name }), el("dd", {}, value instanceof Node ? value : String(value))]),
+  );
+
+export const notice = (kind, text) => el("p", { class: `notice ${kind}` }, icon("warning"), el("span", { text }));
+
+export const backTo = (href, text) => el("a", { class: "back", href }, icon("back"), el("span", { text }));
 
 export const number = (value, digits = 3) => {
   if (value === null || value === undefined) return "–";
@@ -67,7 +96,11 @@ export function announce(text) {
 export function toast(text, kind = "info") {
   const place = at("toasts");
   for (const old of place.children) if (old.dataset.text === text) old.remove();
-  const close = el("button", { type: "button", class: "quiet", "aria-label": "Close the message", onclick: () => shown.remove() }, icon("close"));
+  const close = el(
+    "button",
+    { type: "button", class: "quiet", "aria-label": "Close the message", onclick: () => shown.remove() },
+    icon("close"),
+  );
   const shown = el("div", { class: `toast ${kind}`, "data-text": text }, el("span", { text }), close);
   place.append(shown);
   if (kind !== "error") setTimeout(() => shown.remove(), 5000);

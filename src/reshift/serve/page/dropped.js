@@ -8,7 +8,9 @@ export function fromInput(list) {
 
 // Entries must be taken at once: a drop's data is gone after the event.
 export async function fromDrop(transfer) {
-  const entries = [...transfer.items].filter((item) => item.kind === "file").map((item) => item.webkitGetAsEntry?.() ?? item.getAsFile());
+  const entries = [...transfer.items]
+    .filter((item) => item.kind === "file")
+    .map((item) => item.webkitGetAsEntry?.() ?? item.getAsFile());
   const found = await Promise.all(entries.filter(Boolean).map((entry) => walk(entry, "")));
   return found.flat().filter(({ path }) => !HIDDEN.test(path));
 }

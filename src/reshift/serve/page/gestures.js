@@ -40,17 +40,21 @@ export function listen(viewport) {
   screen.addEventListener("pointerleave", () => viewport.actions.hover(viewport, null));
   screen.addEventListener("dblclick", () => viewport.actions.reset(viewport));
   screen.addEventListener("contextmenu", (event) => event.preventDefault());
-  screen.addEventListener("wheel", (event) => {
-    event.preventDefault();
-    if (event.ctrlKey || !viewport.volume) {
-      viewport.zoomBy(Math.exp(-event.deltaY / 400), event.clientX, event.clientY);
-      return;
-    }
-    rolled += event.deltaMode === 0 ? event.deltaY : event.deltaY * NOTCH;
-    const steps = Math.trunc(rolled / NOTCH);
-    rolled -= steps * NOTCH;
-    if (steps) viewport.actions.step(viewport, steps);
-  }, { passive: false });
+  screen.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      if (event.ctrlKey || !viewport.volume) {
+        viewport.zoomBy(Math.exp(-event.deltaY / 400), event.clientX, event.clientY);
+        return;
+      }
+      rolled += event.deltaMode === 0 ? event.deltaY : event.deltaY * NOTCH;
+      const steps = Math.trunc(rolled / NOTCH);
+      rolled -= steps * NOTCH;
+      if (steps) viewport.actions.step(viewport, steps);
+    },
+    { passive: false },
+  );
   screen.addEventListener("keydown", (event) => {
     if (!event.ctrlKey && !event.metaKey && !event.altKey && key(viewport, event.key)) event.preventDefault();
   });

@@ -1,25 +1,41 @@
 // The part of Markdown that model cards use, as elements: text from a bundle never becomes markup of its own.
 
-import { el } from "./dom.js";
+import { el, table } from "./dom.js";
 
 const INLINE = /(`[^`]+`|\*\*[^*]+\*\*|\[[^\]]+\]\([^)\s]+\))/;
 
 function inline(text) {
-  return text.split(INLINE).filter(Boolean).map((part) => {
-    if (part.startsWith("`") && part.length > 2) return el("code", { text: part.slice(1, -1) });
-    if (part.startsWith("**") && part.length > 4) return el("strong", { text: part.slice(2, -2) });
-    const link = /^\[([^\]]+)\]\(([^)\s]+)\)$/.exec(part);
-    return link ? link[1] : part; // where a link leads is not known to be safe
-  });
+  return text
+    .split(INLINE)
+    .filter(Boolean)
+    .map((part) => {
+      if (part.startsWith("`") && part.length > 2) return el("code", { text: part.slice(1, -1) });
+      if (part.startsWith("**") && part.length > 4) return el("strong", { text: part.slice(2, -2) });
+      const link = /^\[([^\]]+)\]\(([^)\s]+)\)$/.exec(part);
+      return link ? link[1] : part; // where a link leads is not known to be safe
+    });
 }
 
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => inline(cell.trim()));
+const cells = (line) =>
+  line
+    .trim()
+    .replace(/^\||\|$/g, "")
+    .split("|")
+    .map((cell) => inline(cell.trim()));
 
-function table(lines) {
+function rows(lines) {
   const [head, , ...body] = lines;
-  return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" }, el("table", {},
-    el("thead", {}, el("tr", {}, cells(head).map((cell) => el("th", { scope: "col" }, cell)))),
-    el("tbody", {}, body.map((line) => el("tr", {}, cells(line).map((cell) => el("td", {}, cell)))))));
+  return table(
+    "the model card",
+    cells(head),
+    body.map((line) =>
+      el(
+        "tr",
+        {},
+        cells(line).map((cell) => el("td", {}, cell)),
+      ),
+    ),
+  );
 }
 
 // Headings begin at <h3>: the page has its own above.
@@ -43,9 +59,17 @@ export function markdown(text) {
       const code = take((next) => !next.startsWith("```")).join("\n");
       made.push(el("pre", { tabindex: "0" }, el("code", { text: code })));
       lines.shift();
-    } else if (line.startsWith("|") && /^\|[\s:|-]+\|?$/.test(lines[1] ?? "")) made.push(table(take((next) => next.startsWith("|"))));
+    } else if (line.startsWith("|") && /^\|[\s:|-]+\|?$/.test(lines[1] ?? ""))
+      made.push(rows(take((next) => next.startsWith("|"))));
     else if (/^\s*[-*]\s/.test(line)) made.push(el("ul", {}, items(take((next) => next.trim() && !/^[#|`]/.test(next)))));
-    else made.push(el("p", {}, inline(take((next, first = next === line) => next.trim() && (first || !/^(#|\||```|\s*[-*]\s)/.test(next))).join(" "))));
+    else
+      made.push(
+        el(
+          "p",
+          {},
+          inline(take((next, first = next === line) => next.trim() && (first || !/^(#|\||```|\s*[-*]\s)/.test(next))).join(" ")),
+        ),
+      );
   }
   return made;
 }

@@ -2,7 +2,7 @@
 
 import { API, json } from "./api.js";
 import { histogram } from "./chart.js";
-import { el, icon, many, number, when } from "./dom.js";
+import { backTo, el, facts, many, notice, number, table, when } from "./dom.js";
 import { markdown } from "./markdown.js";
 
 export async function show(place, [name]) {
@@ -13,18 +13,34 @@ export async function show(place, [name]) {
 
 function list(models) {
   const heads = ["Model", "Method", "Learned from", "Image threshold", "Pixel threshold", "Trained"];
-  const row = (model) => el("tr", {},
-    el("th", { scope: "row" }, el("a", { href: `#/models/${encodeURIComponent(model.name)}`, text: model.name }), model.error && el("span", { class: "hint error", text: model.error })),
-    el("td", { text: model.method ?? "–" }), el("td", { class: "num", text: model.images ? many(model.images, "image") : "–" }),
-    el("td", { class: "num", text: number(model.image_threshold) }), el("td", { class: "num", text: number(model.pixel_threshold) }), el("td", { text: when(model.trained) }));
-  return el("div", { class: "page" }, el("h1", { text: "Models" }),
+  const row = (model) =>
+    el(
+      "tr",
+      {},
+      el(
+        "th",
+        { scope: "row" },
+        el("a", { href: `#/models/${encodeURIComponent(model.name)}`, text: model.name }),
+        model.error && el("span", { class: "hint error", text: model.error }),
+      ),
+      el("td", { text: model.method ?? "–" }),
+      el("td", { class: "num", text: model.images ? many(model.images, "image") : "–" }),
+      el("td", { class: "num", text: number(model.image_threshold) }),
+      el("td", { class: "num", text: number(model.pixel_threshold) }),
+      el("td", { text: when(model.trained) }),
+    );
+  return el(
+    "div",
+    { class: "page" },
+    el("h1", { text: "Models" }),
     models.length
-      ? el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table of models" }, el("table", {}, el("thead", {}, el("tr", {}, heads.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, models.map(row))))
-      : el("p", { class: "empty" }, "No models yet. ", el("a", { href: "#/trainings", text: "Train one" }), "."));
+      ? table("models", heads, models.map(row))
+      : el("p", { class: "empty" }, "No models yet. ", el("a", { href: "#/trainings", text: "Train one" }), "."),
+  );
 }
 
 function card(model) {
-  const facts = [
+  const rows = [
     ["Method", model.method ?? "–"],
     ["Learned from", model.images ? many(model.images, "healthy image") : "–"],
     ["Trained", when(model.trained)],
@@ -34,18 +50,47 @@ function card(model) {
     ["SHA-256", model.model_sha256?.slice(0, 16) ?? "–"],
   ];
   const scores = model.scores_of_normals.filter(Number.isFinite);
-  return el("div", { class: "page" },
-    el("a", { class: "back", href: "#/models" }, icon("back"), el("span", { text: "All models" })),
+  return el(
+    "div",
+    { class: "page" },
+    backTo("#/models", "All models"),
     el("h1", { text: model.name }),
     model.error && el("p", { class: "notice error", text: model.error }),
-    model.warnings.map((text) => el("p", { class: "notice warn" }, icon("warning"), el("span", { text }))),
-    el("div", { class: "columns" },
-      el("section", { class: "panel" }, el("h2", { text: "Thresholds" }), el("dl", { class: "facts" }, facts.map(([name, value]) => [el("dt", { text: name }), el("dd", { text: value })]))),
-      scores.length ? el("section", { class: "panel" }, el("h2", { text: "Scores of normal images" }),
-        histogram(scores, model.image_threshold, `Histogram of the scores of ${scores.length} normal images, from ${number(Math.min(...scores))} to ${number(Math.max(...scores))}; threshold ${number(model.image_threshold)}`)) : null),
-    el("section", { class: "panel prose" }, el("h2", { text: "Model card" }), model.card ? markdown(model.card) : el("p", { class: "hint", text: "This bundle has no card." })),
-    model.config && el("details", { class: "panel" }, el("summary", { text: "Settings" }), el("pre", { tabindex: "0", text: JSON.stringify(model.config, null, 2) })));
+    model.warnings.map((text) => notice("warn", text)),
+    el(
+      "div",
+      { class: "columns" },
+      el("section", { class: "panel" }, el("h2", { text: "Thresholds" }), facts(rows)),
+      scores.length
+        ? el(
+            "section",
+            { class: "panel" },
+            el("h2", { text: "Scores of normal images" }),
+            histogram(
+              scores,
+              model.image_threshold,
+              `Histogram of the scores of ${scores.length} normal images; threshold ${number(model.image_threshold)}`,
+            ),
+          )
+        : null,
+    ),
+    el(
+      "section",
+      { class: "panel prose" },
+      el("h2", { text: "Model card" }),
+      model.card ? markdown(model.card) : el("p", { class: "hint", text: "This bundle has no card." }),
+    ),
+    model.config &&
+      el(
+        "details",
+        { class: "panel" },
+        el("summary", { text: "Settings" }),
+        el("pre", { tabindex: "0", text: JSON.stringify(model.config, null, 2) }),
+      ),
+  );
 }
 
 const quantile = (threshold, share, what) =>
-  threshold === null || threshold === undefined ? "–" : `${number(threshold)}${share ? ` (quantile ${number(share, 4)} of ${what})` : ""}`;
+  threshold === null || threshold === undefined
+    ? "–"
+    : `${number(threshold)}${share ? ` (quantile ${number(share, 4)} of ${what})` : ""}`;

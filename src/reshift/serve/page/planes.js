@@ -18,7 +18,10 @@ export function plane(url) {
     for (const [old, promise] of kept) {
       if (held <= MAX_BYTES || old === url) break;
       kept.delete(old);
-      promise.then((gone) => (held -= gone.data.byteLength), () => {});
+      promise.then(
+        (gone) => (held -= gone.data.byteLength),
+        () => {},
+      );
     }
     return found;
   });
@@ -39,11 +42,19 @@ export function pixelIn(name, [s, r, c], [slices]) {
 }
 
 export function voxelAt(name, [row, column], index, [slices]) {
-  return { axial: [index, row, column], coronal: [slices - 1 - row, index, column], sagittal: [slices - 1 - row, column, index] }[name];
+  return { axial: [index, row, column], coronal: [slices - 1 - row, index, column], sagittal: [slices - 1 - row, column, index] }[
+    name
+  ];
 }
 
 export function withIndex(name, voxel, index) {
   const moved = [...voxel];
   moved[{ axial: 0, coronal: 1, sagittal: 2 }[name]] = index;
   return moved;
+}
+
+// Where a reader looks first: the first finding, or the middle of the slice with the highest score.
+export function firstPlace({ findings, slice_scores: scores, grid }) {
+  const best = scores.reduce((a, b) => (a && a.score >= b.score ? a : b), null);
+  return findings[0]?.at ?? [best?.index ?? 0, Math.floor(grid.shape[1] / 2), Math.floor(grid.shape[2] / 2)];
 }

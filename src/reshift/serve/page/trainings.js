@@ -2,7 +2,7 @@
 
 import { API, events, json, session } from "./api.js";
 import { lineChart } from "./chart.js";
-import { announce, badge, button, el, field, icon, number, toast } from "./dom.js";
+import { announce, backTo, badge, button, el, facts, field, number, table, toast } from "./dom.js";
 
 export async function show(place, [name]) {
   if (!name) {
@@ -15,31 +15,66 @@ export async function show(place, [name]) {
   return monitor;
 }
 
-const progressOf = (last) => (last?.step === undefined ? "–" : `${last.stage}: step ${last.step.toLocaleString("en")}${last.steps ? ` of ${last.steps.toLocaleString("en")}` : ""}`);
+const progressOf = (last) =>
+  last?.step === undefined
+    ? "–"
+    : `${last.stage}: step ${last.step.toLocaleString("en")}${last.steps ? ` of ${last.steps.toLocaleString("en")}` : ""}`;
 
 function list({ items, methods }) {
   const heads = ["Run", "State", "Method", "Progress", "Loss", "By"];
-  const row = (run) => el("tr", {},
-    el("th", { scope: "row" }, el("a", { href: `#/trainings/${encodeURIComponent(run.name)}`, text: run.name })),
-    el("td", {}, badge(run.state, "", run.state)), el("td", { text: run.method ?? "–" }), el("td", { text: progressOf(run.last) }),
-    el("td", { class: "num", text: number(run.last?.loss) }), el("td", { text: run.owner ?? "–" }));
-  return el("div", { class: "page" }, el("h1", { text: "Trainings" }),
-    items.length
-      ? el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table of trainings" }, el("table", {}, el("thead", {}, el("tr", {}, heads.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, items.map(row))))
-      : el("p", { class: "empty", text: "No trainings yet." }),
-    starter(methods));
+  const row = (run) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, el("a", { href: `#/trainings/${encodeURIComponent(run.name)}`, text: run.name })),
+      el("td", {}, badge(run.state, "", run.state)),
+      el("td", { text: run.method ?? "–" }),
+      el("td", { text: progressOf(run.last) }),
+      el("td", { class: "num", text: number(run.last?.loss) }),
+      el("td", { text: run.owner ?? "–" }),
+    );
+  return el(
+    "div",
+    { class: "page" },
+    el("h1", { text: "Trainings" }),
+    items.length ? table("trainings", heads, items.map(row)) : el("p", { class: "empty", text: "No trainings yet." }),
+    starter(methods),
+  );
 }
 
 function starter(methods) {
   if (!session.paths) {
-    return el("p", { class: "notice", text: "To train from here, start the server with --data DIR, a folder of healthy images." });
+    return el("p", {
+      class: "notice",
+      text: "To train from here, start the server with --data DIR, a folder of healthy images.",
+    });
   }
-  const name = el("input", { name: "name", required: true, maxlength: 80, pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*", autocomplete: "off" });
-  const data = el("input", { name: "data", required: true, placeholder: "healthy/manifest.csv", autocomplete: "off", spellcheck: "false" });
-  const method = el("select", {}, methods.map((one) => el("option", { value: one.name, text: one.name, title: one.about })));
+  const name = el("input", {
+    name: "name",
+    required: true,
+    maxlength: 80,
+    pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*",
+    autocomplete: "off",
+  });
+  const data = el("input", {
+    name: "data",
+    required: true,
+    placeholder: "healthy/manifest.csv",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+  const method = el(
+    "select",
+    {},
+    methods.map((one) => el("option", { value: one.name, text: one.name, title: one.about })),
+  );
   const about = el("span", { class: "hint", text: methods[0]?.about });
   method.addEventListener("change", () => (about.textContent = methods.find((one) => one.name === method.value).about));
-  const profile = el("select", {}, ["quick", "paper"].map((value) => el("option", { value, text: value })));
+  const profile = el(
+    "select",
+    {},
+    ["quick", "paper"].map((value) => el("option", { value, text: value })),
+  );
   const seed = el("input", { type: "number", min: 0, max: 2 ** 31 - 1, value: 0, required: true });
   const settings = el("textarea", { rows: 3, spellcheck: "false", placeholder: "train.lr = 1e-4\ndata.size = 64" });
   const error = el("p", { class: "notice error", role: "alert", hidden: true });
@@ -47,7 +82,14 @@ function starter(methods) {
     event.preventDefault();
     error.hidden = true;
     try {
-      const body = { name: name.value, data: data.value, method: method.value, profile: profile.value, seed: Number(seed.value), config: parse(settings.value) };
+      const body = {
+        name: name.value,
+        data: data.value,
+        method: method.value,
+        profile: profile.value,
+        seed: Number(seed.value),
+        config: parse(settings.value),
+      };
       const made = await json(`${API}/trainings`, { method: "POST", body });
       location.hash = `#/trainings/${encodeURIComponent(made.name)}`;
     } catch (err) {
@@ -55,17 +97,32 @@ function starter(methods) {
       error.hidden = false;
     }
   };
-  return el("section", { class: "panel", "aria-labelledby": "new-title" }, el("h2", { id: "new-title", text: "New training" }),
-    el("form", { class: "grid-form", onsubmit: start },
-      field("Name", name, "Of the run, and of the model it gives"), field("Healthy images", data, "A folder or manifest below --data"),
-      el("label", { class: "field" }, el("span", { class: "field-name", text: "Method" }), method, about), field("Profile", profile, "quick: minutes on a CPU; paper: as published"), field("Seed", seed),
-      field("Settings", settings, "One per line, as in a TOML file; may stay empty"), error, el("div", { class: "line" }, el("button", { class: "primary", text: "Start" }))));
+  return el(
+    "section",
+    { class: "panel", "aria-labelledby": "new-title" },
+    el("h2", { id: "new-title", text: "New training" }),
+    el(
+      "form",
+      { class: "grid-form", onsubmit: start },
+      field("Name", name, "Of the run, and of the model it gives"),
+      field("Healthy images", data, "A folder or manifest below --data"),
+      el("label", { class: "field" }, el("span", { class: "field-name", text: "Method" }), method, about),
+      field("Profile", profile, "quick: minutes on a CPU; paper: as published"),
+      field("Seed", seed),
+      field("Settings", settings, "One per line, as in a TOML file; may stay empty"),
+      error,
+      el("div", { class: "line" }, el("button", { class: "primary", text: "Start" })),
+    ),
+  );
 }
 
 // "train.lr = 1e-4" per line → {train: {lr: 1e-4}}
 export function parse(text) {
   const found = {};
-  for (const line of text.split("\n").map((part) => part.trim()).filter((part) => part && !part.startsWith("#"))) {
+  for (const line of text
+    .split("\n")
+    .map((part) => part.trim())
+    .filter((part) => part && !part.startsWith("#"))) {
     const match = /^([\w.-]+)\s*=\s*(.+)$/.exec(line);
     if (!match) throw new Error(`'${line}' is not a setting; write NAME = VALUE`);
     const keys = match[1].split(".");
@@ -87,9 +144,17 @@ class Monitor {
     this.state = el("div", { class: "line" });
     this.charts = el("div", { class: "columns charts" });
     this.error = el("p", { class: "notice error", hidden: true });
-    this.element = el("div", { class: "page" },
-      el("a", { class: "back", href: "#/trainings" }, icon("back"), el("span", { text: "All trainings" })), el("h1", { text: run.name }), this.state, this.error,
-      el("label", { class: "check" }, this.log, el("span", { text: "Logarithmic loss" })), this.charts, settings(run));
+    this.element = el(
+      "div",
+      { class: "page" },
+      backTo("#/trainings", "All trainings"),
+      el("h1", { text: run.name }),
+      this.state,
+      this.error,
+      el("label", { class: "check" }, this.log, el("span", { text: "Logarithmic loss" })),
+      this.charts,
+      settings(run),
+    );
     this._state(run.state, run.error);
   }
 
@@ -129,8 +194,14 @@ class Monitor {
     };
     const controls = { running: ["stop", "Stop"], stopped: ["resume", "Resume"], failed: ["resume", "Resume"] }[state];
     this.where = el("span", { class: "hint", text: progressOf(this.lines.at(-1) ?? this.run.last) });
-    this.state.replaceChildren(badge(state, "", state), this.where, controls ? button("", controls[1], act(controls[0])) : "",
-      state === "done" ? el("a", { class: "as-button", href: `#/models/${encodeURIComponent(this.run.name)}`, text: "Model card" }) : "");
+    this.state.replaceChildren(
+      badge(state, "", state),
+      this.where,
+      controls ? button("", controls[1], act(controls[0])) : "",
+      state === "done"
+        ? el("a", { class: "as-button", href: `#/models/${encodeURIComponent(this.run.name)}`, text: "Model card" })
+        : "",
+    );
     this.error.textContent = error ?? "";
     this.error.hidden = !error;
   }
@@ -143,23 +214,40 @@ class Monitor {
   }
 
   _draw() {
-    const stages = Map.groupBy ? Map.groupBy(this.lines.filter((line) => line.loss !== undefined), (line) => line.stage) : grouped(this.lines);
+    const stages = byStage(this.lines.filter((line) => line.loss !== undefined));
     this.where.textContent = progressOf(this.lines.at(-1) ?? this.run.last);
-    const panels = [...stages].map(([stage, lines]) => el("section", { class: "panel" }, el("h2", { text: stage }),
-      lineChart(lines.map((line) => [line.step, line.loss]), { label: `Loss of ${stage}, last ${number(lines.at(-1).loss)} at step ${lines.at(-1).step}`, xMax: lines.at(-1).steps ?? 0, log: this.log.checked }),
-      el("p", { class: "hint", text: `loss ${number(lines.at(-1).loss)} · learning rate ${number(lines.at(-1).lr)} · ${Math.round(lines.at(-1).seconds)} s` })));
+    const panels = [...stages].map(([stage, lines]) => losses(stage, lines, this.log.checked));
     this.charts.replaceChildren(...(panels.length ? panels : [el("p", { class: "empty", text: "No losses are logged yet." })]));
   }
 }
 
-function grouped(lines) {
+function losses(stage, lines, log) {
+  const last = lines.at(-1);
+  const label = `Loss of ${stage}, last ${number(last.loss)} at step ${last.step}`;
+  const points = lines.map((line) => [line.step, line.loss]);
+  const text = `loss ${number(last.loss)} · learning rate ${number(last.lr)} · ${Math.round(last.seconds)} s`;
+  const chart = lineChart(points, { label, xMax: last.steps ?? 0, log });
+  return el("section", { class: "panel" }, el("h2", { text: stage }), chart, el("p", { class: "hint", text }));
+}
+
+function byStage(lines) {
   const found = new Map();
-  for (const line of lines) if (line.loss !== undefined) found.set(line.stage, [...(found.get(line.stage) ?? []), line]);
+  for (const line of lines) {
+    if (!found.has(line.stage)) found.set(line.stage, []);
+    found.get(line.stage).push(line);
+  }
   return found;
 }
 
 function settings(run) {
-  const rows = [["Method", run.method], ["Data", run.data], ["Profile", run.profile], ["Seed", run.seed], ["Started by", run.owner]].filter(([, value]) => value !== null && value !== undefined);
-  const own = run.config && Object.keys(run.config).length ? el("pre", { tabindex: "0", text: JSON.stringify(run.config, null, 2) }) : null;
-  return rows.length ? el("section", { class: "panel" }, el("h2", { text: "Settings" }), el("dl", { class: "facts" }, rows.map(([name, value]) => [el("dt", { text: name }), el("dd", { text: value })])), own) : null;
+  const rows = [
+    ["Method", run.method],
+    ["Data", run.data],
+    ["Profile", run.profile],
+    ["Seed", run.seed],
+    ["Started by", run.owner],
+  ].filter(([, value]) => value !== null && value !== undefined);
+  const own =
+    run.config && Object.keys(run.config).length ? el("pre", { tabindex: "0", text: JSON.stringify(run.config, null, 2) }) : null;
+  return rows.length ? el("section", { class: "panel" }, el("h2", { text: "Settings" }), facts(rows), own) : null;
 }

@@ -3,8 +3,9 @@
 import { json } from "./api.js";
 import { countMarked } from "./colours.js";
 import { Controls } from "./controls.js";
-import { announce, el, number } from "./dom.js";
-import { address, countIn, indexIn, pixelIn, plane, voxelAt, withIndex } from "./planes.js";
+import { el, number } from "./dom.js";
+import { address, countIn, firstPlace, indexIn, pixelIn, plane, voxelAt, withIndex } from "./planes.js";
+import { Restoration } from "./restoration.js";
 import { addSlices } from "./slices.js";
 import { Viewport } from "./viewport.js";
 
@@ -18,9 +19,16 @@ export class Viewer {
     this.readout = el("p", { class: "readout", text: " " });
     this.marked = el("p", { class: "marked", text: " " });
     this.empty = el("p", { class: "empty", text: "Choose a case from the list." });
-    this.element = el("section", { class: "viewer", "aria-label": "Viewer" },
-      this.controls.element, this.notice, this.empty, this.grid, el("div", { class: "status" }, this.readout, this.marked, this.controls.legend));
-    this.restores = new Map(); // model → false once it has said that its method restores nothing
+    this.element = el(
+      "section",
+      { class: "viewer", "aria-label": "Viewer" },
+      this.controls.element,
+      this.notice,
+      this.empty,
+      this.grid,
+      el("div", { class: "status" }, this.readout, this.marked, this.controls.legend),
+    );
+    this.restoration = new Restoration(this);
     this.ports = new Map();
     this._clear();
   }
@@ -29,7 +37,7 @@ export class Viewer {
     for (const port of this.ports.values()) port.close();
     this.ports = new Map();
     this.grid.replaceChildren();
-    this.restoring = false;
+    for (const name of ["compare", "big"]) delete this.grid.dataset[name];
     this.big = null;
   }
 
@@ -42,7 +50,6 @@ export class Viewer {
   async show(job, item) {
     this.stop?.abort();
     this.stop = new AbortController();
-    const restoring = this.restoring;
     const about = await json(item.url, { signal: this.stop.signal });
     this.job = job;
     this.about = about;
@@ -54,25 +61,21 @@ export class Viewer {
     this.readout.textContent = this.marked.textContent = " ";
     if (!about.grid) return about;
     this.window = [...about.grid.window];
-    const best = about.slice_scores.reduce((a, b) => (a && a.score >= b.score ? a : b), null);
-    const [, rows, columns] = about.grid.shape;
-    this.voxel = about.findings[0]?.at ?? [best ? best.index : 0, Math.floor(rows / 2), Math.floor(columns / 2)];
-    if (best && !about.findings[0]?.at) this.voxel[0] = best.index;
+    this.voxel = firstPlace(about);
     this.controls.setHeat(about.unlike ? false : this.controls.look.heat || this.hidden);
     this.hidden = about.unlike; // shown again at the next case
     for (const name of about.grid.volume ? ["axial", "coronal", "sagittal"] : ["axial"]) this._add(name, { zoom: 1, x: 0, y: 0 });
     this.grid.dataset.layout = about.grid.volume ? "volume" : "image";
-    const known = this.restores.get(job.model);
-    this.controls.setRestoration(false, known);
+    this.restoration.show();
     await this._refresh();
-    if (restoring && !known) this.toggleRestoration();
     return about;
   }
 
   _notice(about) {
     const ways = { grey: "grey values", features: "what it shows" };
     const how = (about.differs ?? []).map((part) => ways[part] ?? part).join(" and ") || "its acquisition";
-    this.notice.textContent = `This image is unlike those the model has learned from (${how}): another scanner, protocol or body part. ` +
+    this.notice.textContent =
+      `This image is unlike those the model has learned from (${how}): another scanner, protocol or body part. ` +
       "Its score and heat-map say nothing about disease, so the heat-map is hidden.";
     this.notice.hidden = !about.unlike;
   }
@@ -82,7 +85,14 @@ export class Viewer {
     const port = new Viewport(name, title, view, this._actions());
     port.volume = this.about.grid.volume;
     this.ports.set(name, port);
-    if (port.volume && name !== "restoration") addSlices(port, TITLES[name], this.about, (index) => this._go(withIndex(name, this.voxel, index)), () => this._enlarge(name));
+    if (port.volume && name !== "restoration")
+      addSlices(
+        port,
+        TITLES[name],
+        this.about,
+        (index) => this._go(withIndex(name, this.voxel, index)),
+        () => this._enlarge(name),
+      );
     this.grid.append(port.element);
     return port;
   }
@@ -126,7 +136,8 @@ export class Viewer {
     if (!this.about?.grid || !voxel) return;
     this._go(voxel);
     this.pin = this.about.grid.volume ? null : voxel;
-    for (const port of this.ports.values()) port.reveal(...pixelIn(port.plane === "restoration" ? "axial" : port.plane, voxel, this.about.grid.shape));
+    for (const port of this.ports.values())
+      port.reveal(...pixelIn(port.plane === "restoration" ? "axial" : port.plane, voxel, this.about.grid.shape));
     this._draw();
   }
 
@@ -143,7 +154,7 @@ export class Viewer {
     const level = (this.window[0] + this.window[1]) / 2 + dy * unit;
     this.window = [level - width / 2, level + width / 2];
     for (const port of this.ports.values()) port.paintImage(this.window);
-    this._say(`window ${number(width)}, level ${number(level)}`);
+    this.say(`window ${number(width)}, level ${number(level)}`);
     this._draw();
   }
 
@@ -185,7 +196,8 @@ export class Viewer {
     }
     const marked = countMarked(heat, this.controls.look.threshold);
     const share = (100 * marked) / heat.data.length;
-    this.marked.textContent = `${marked.toLocaleString("en")} pixels above the threshold (${share.toFixed(share < 10 ? 1 : 0)} %)`;
+    const percent = share.toFixed(share < 10 ? 1 : 0);
+    this.marked.textContent = `${marked.toLocaleString("en")} pixels above the threshold (${percent} %)`;
   }
 
   async _refresh() {
@@ -204,7 +216,8 @@ export class Viewer {
     try {
       while (port.have !== port.wanted && this.ports.get(port.plane) === port) {
         const index = port.wanted;
-        await (port.plane === "restoration" ? this._loadRestoration(port, about, index) : this._loadPlane(port, about, name, index));
+        if (port.plane === "restoration") await this.restoration.load(port, about, index);
+        else await this._loadPlane(port, about, name, index);
         port.have = index;
         this._draw();
       }
@@ -216,9 +229,18 @@ export class Viewer {
   }
 
   async _loadPlane(port, about, name, index) {
-    const [image, heat] = await Promise.all([plane(address(about, "image", name, index)), plane(address(about, "heat", name, index))]);
+    const [image, heat] = await Promise.all([
+      plane(address(about, "image", name, index)),
+      plane(address(about, "heat", name, index)),
+    ]);
     if (this.about !== about) return;
-    if (name === "axial") this.controls.calibrate(about.url.split("/cases/")[0], about.pixel_threshold, about.heat_scale, heat.scale * 65534 + heat.offset);
+    if (name === "axial")
+      this.controls.calibrate(
+        about.url.split("/cases/")[0],
+        about.pixel_threshold,
+        about.heat_scale,
+        heat.scale * 65534 + heat.offset,
+      );
     port.setImage(image, this.window);
     port.setHeat(heat, this.controls.look);
     port.say("");
@@ -229,63 +251,45 @@ export class Viewer {
     }
   }
 
-  async _loadRestoration(port, about, index) {
-    port.say("Restoring…");
-    try {
-      const found = await plane(`${about.url}/restoration?grid=image&index=${index}`);
-      if (this.about !== about) return;
-      port.setImage(found, this.window);
-      port.say("");
-    } catch (err) {
-      if (err.status !== 409) throw err;
-      this.restores.set(this.job.model, err.message);
-      announce(err.message);
-      this._endRestoration(err.message);
-    }
-  }
-
   _label(port, name) {
     const volume = this.about.grid.volume;
     const index = indexIn(name, this.voxel);
-    const place = volume ? `${index + 1} of ${countIn(name, this.about.grid.shape)}` : `${this.about.grid.shape[2]} × ${this.about.grid.shape[1]}`;
+    const place = volume
+      ? `${index + 1} of ${countIn(name, this.about.grid.shape)}`
+      : `${this.about.grid.shape[2]} × ${this.about.grid.shape[1]}`;
     port.note.textContent = place;
     port.screen.setAttribute("aria-label", `${port.title.textContent}, ${volume ? "slice " : ""}${place}`);
-    if (port.slider) port.slider.value = index;
-    if (port.slider) port.slider.setAttribute("aria-valuetext", place);
+    if (!port.slider) return;
+    port.slider.value = index;
+    port.slider.setAttribute("aria-valuetext", place);
   }
 
-  toggleRestoration() {
-    if (!this.about?.grid || this.restores.get(this.job.model)) return;
-    if (this.restoring) return this._endRestoration();
-    this.restoring = true;
-    this.controls.setRestoration(true);
+  addRestoration() {
     const port = this._add("restoration", this.ports.get("axial").view);
     this.grid.dataset.compare = "on";
     this._load(port);
   }
 
-  _endRestoration(why = "") {
-    this.restoring = false;
-    this.ports.get("restoration")?.close();
-    this.ports.get("restoration")?.element.remove();
+  removeRestoration() {
+    this.ports.get("restoration").close();
+    this.ports.get("restoration").element.remove();
     this.ports.delete("restoration");
     delete this.grid.dataset.compare;
-    this.controls.setRestoration(false, why);
-    if (why) this._say(why);
     this._draw();
   }
 
   _hover(port, pixel) {
-    if (!pixel) return this._say("");
+    if (!pixel) return this.say("");
     const [row, column] = pixel;
     const [, columns, channels] = port.image.shape;
-    const value = (found, place) => (found && found.data[place] !== 65535 ? number(found.data[place] * found.scale + found.offset) : "–");
+    const value = (found, place) =>
+      found && found.data[place] !== 65535 ? number(found.data[place] * found.scale + found.offset) : "–";
     const parts = [`row ${row}, column ${column}`, `value ${value(port.image, (row * columns + column) * channels)}`];
     if (port.heat) parts.push(`heat ${value(port.heat, row * columns + column)}`);
-    this._say(parts.join(" · "));
+    this.say(parts.join(" · "));
   }
 
-  _say(text) {
+  say(text) {
     this.readout.textContent = text || " ";
   }
 }

@@ -4,7 +4,7 @@ import { heatPixels, imagePixels, OUTLINE, outline } from "./colours.js";
 import { el } from "./dom.js";
 import { listen } from "./gestures.js";
 
-const LABELS = { axial: "RALP", coronal: "RSLI", sagittal: "ASPI" }; // left, top, right, bottom
+const LABELS = { axial: "RALP", coronal: "RSLI", sagittal: "ASPI", restoration: "RALP" }; // left, top, right, bottom
 const INK = "rgba(236, 242, 247, .92)";
 const BARS = [1, 2, 5, 10, 20, 50, 100, 200]; // millimetres
 
@@ -141,7 +141,10 @@ export class Viewport {
     const moved = new Path2D();
     moved.addPath(this.path, new DOMMatrix([a, 0, 0, d, e, f]));
     context.lineCap = "round";
-    for (const [width, style] of [[3.5 * dots, "rgba(0, 0, 0, .55)"], [1.75 * dots, OUTLINE]]) {
+    for (const [width, style] of [
+      [3.5 * dots, "rgba(0, 0, 0, .55)"],
+      [1.75 * dots, OUTLINE],
+    ]) {
       context.lineWidth = width;
       context.strokeStyle = style;
       context.stroke(moved);
@@ -151,8 +154,16 @@ export class Viewport {
   _crossHair(context, { a, d, e, f, width, height, dots }) {
     const [x, y] = [Math.round(a * (this.cross[1] + 0.5) + e) + 0.5, Math.round(d * (this.cross[0] + 0.5) + f) + 0.5];
     const gap = 10 * dots;
-    const lines = [[0, y, x - gap, y], [x + gap, y, width, y], [x, 0, x, y - gap], [x, y + gap, x, height]];
-    for (const [thick, style] of [[3 * dots, "rgba(0, 0, 0, .3)"], [dots, "rgba(120, 220, 255, .75)"]]) {
+    const lines = [
+      [0, y, x - gap, y],
+      [x + gap, y, width, y],
+      [x, 0, x, y - gap],
+      [x, y + gap, x, height],
+    ];
+    for (const [thick, style] of [
+      [3 * dots, "rgba(0, 0, 0, .3)"],
+      [dots, "rgba(120, 220, 255, .75)"],
+    ]) {
       context.lineWidth = thick;
       context.strokeStyle = style;
       context.beginPath();

@@ -2,7 +2,7 @@
 
 import { API, events, json } from "./api.js";
 import { CaseList } from "./caselist.js";
-import { announce, badge, button, el, icon, many, number, remember, remembered, toast } from "./dom.js";
+import { announce, backTo, badge, button, el, icon, many, number, remember, remembered, toast } from "./dom.js";
 import { Inspector } from "./inspector.js";
 import { Viewer } from "./viewer.js";
 
@@ -19,22 +19,47 @@ class Work {
   constructor(job) {
     this.job = job;
     this.viewer = new Viewer();
-    this.inspector = new Inspector((voxel) => this.viewer.goTo(voxel), (item) => this._reviewed(item));
+    this.inspector = new Inspector(
+      (voxel) => this.viewer.goTo(voxel),
+      (item) => this._reviewed(item),
+    );
     this.list = new CaseList((item) => this._chosen(item));
     this.state = el("div", { class: "job-state" });
     this.notes = el("details", { class: "job-notes", hidden: true });
-    this.onwards = el("input", { type: "checkbox", checked: remembered("onwards") === "on", onchange: () => remember("onwards", this.onwards.checked ? "on" : "off") });
-    const back = el("a", { class: "back", href: "#/" }, icon("back"), el("span", { text: "All jobs" }));
-    const exports = el("div", { class: "links exports" },
+    this.onwards = el("input", {
+      type: "checkbox",
+      checked: remembered("onwards") === "on",
+      onchange: () => remember("onwards", this.onwards.checked ? "on" : "off"),
+    });
+    const exports = el(
+      "div",
+      { class: "links exports" },
       el("label", { class: "check" }, this.onwards, el("span", { text: "Next case after a decision" })),
-      el("a", { class: "as-button", href: `${job.url}/reviews.csv`, download: `reviews-${job.id}.csv` }, icon("download"), "Reviews as CSV"),
+      el(
+        "a",
+        { class: "as-button", href: `${job.url}/reviews.csv`, download: `reviews-${job.id}.csv` },
+        icon("download"),
+        "Reviews as CSV",
+      ),
       el("a", { href: `${job.url}/scores.jsonl`, download: `scores-${job.id}.jsonl`, text: "Scores" }),
-      el("a", { href: `${job.url}/findings`, download: `findings-${job.id}.json`, text: "Findings" }));
-    const along = el("div", { class: "along" }, button("back", "Cases", () => this._pane("list"), { class: "quiet" }),
-      button("", "Previous", () => this.list.step(-1)), button("", "Next", () => this.list.step(1)));
-    this.element = el("div", { class: "work", "data-pane": "list" },
-      el("div", { class: "work-head" }, back, this.state, exports), this.notes, this.list.element,
-      el("div", { class: "stage" }, along, this.viewer.element), this.inspector.element);
+      el("a", { href: `${job.url}/findings`, download: `findings-${job.id}.json`, text: "Findings" }),
+    );
+    const along = el(
+      "div",
+      { class: "along" },
+      button("back", "Cases", () => this._pane("list"), { class: "quiet" }),
+      button("", "Previous", () => this.list.step(-1)),
+      button("", "Next", () => this.list.step(1)),
+    );
+    this.element = el(
+      "div",
+      { class: "work", "data-pane": "list" },
+      el("div", { class: "work-head" }, backTo("#/", "All jobs"), this.state, exports),
+      this.notes,
+      this.list.element,
+      el("div", { class: "stage" }, along, this.viewer.element),
+      this.inspector.element,
+    );
     this._state();
   }
 
@@ -77,26 +102,40 @@ class Work {
 
   // Cases arrive faster than anybody looks: fetch the list at most once a second.
   _later() {
-    this.timer ??= setTimeout(async () => {
-      this.timer = null;
-      await this.list.refresh().catch(() => {});
-      if (!this.list.chosen && this.list.total && innerWidth >= 800) this.list.step(0);
-    }, ENDED.includes(this.job.state) ? 0 : 1000);
+    this.timer ??= setTimeout(
+      async () => {
+        this.timer = null;
+        await this.list.refresh().catch(() => {});
+        if (!this.list.chosen && this.list.total && innerWidth >= 800) this.list.step(0);
+      },
+      ENDED.includes(this.job.state) ? 0 : 1000,
+    );
   }
 
   _state() {
     const { job } = this;
     const running = !ENDED.includes(job.state);
-    const words = job.state === "done" ? many(job.cases, "case") : `${job.done.toLocaleString("en")} of ${many(job.cases, "case")}`;
+    const words =
+      job.state === "done" ? many(job.cases, "case") : `${job.done.toLocaleString("en")} of ${many(job.cases, "case")}`;
     const bar = el("progress", { max: job.cases || 1, value: job.done, "aria-label": "Cases scored" });
     this.state.replaceChildren(
       el("h1", { class: "job-title", text: job.path ?? `Job ${job.id.slice(0, 6)}` }),
-      badge(job.state, "", job.state), el("span", { class: "hint", text: `${words} · ${job.model}` }),
-      running ? bar : "", running ? button("", "Cancel", () => this._cancel(), { class: "quiet" }) : "");
+      badge(job.state, "", job.state),
+      el("span", { class: "hint", text: `${words} · ${job.model}` }),
+      running ? bar : "",
+      running ? button("", "Cancel", () => this._cancel(), { class: "quiet" }) : "",
+    );
     const lines = [job.error, ...(job.notes ?? [])].filter(Boolean);
     this.notes.hidden = !lines.length;
     this.notes.open ||= Boolean(job.error);
-    this.notes.replaceChildren(el("summary", {}, icon("warning"), el("span", { text: many(lines.length, "note") })), el("ul", {}, lines.map((text) => el("li", { text }))));
+    this.notes.replaceChildren(
+      el("summary", {}, icon("warning"), el("span", { text: many(lines.length, "note") })),
+      el(
+        "ul",
+        {},
+        lines.map((text) => el("li", { text })),
+      ),
+    );
   }
 
   _cancel() {
@@ -127,10 +166,16 @@ class Work {
 
   key(name) {
     const keys = {
-      j: () => this.list.step(1), k: () => this.list.step(-1), " ": () => this.viewer.controls.toggleHeat(),
-      o: () => this.viewer.controls.toggleOutline(), s: () => this.viewer.toggleRestoration(), 0: () => this.viewer.reset(),
-      w: () => this.viewer.controls.setTool("window"), p: () => this.viewer.controls.setTool("pan"),
-      a: () => this.inspector.decide("accept"), r: () => this.inspector.decide("reject"),
+      j: () => this.list.step(1),
+      k: () => this.list.step(-1),
+      " ": () => this.viewer.controls.toggleHeat(),
+      o: () => this.viewer.controls.toggleOutline(),
+      s: () => this.viewer.restoration.toggle(),
+      0: () => this.viewer.reset(),
+      w: () => this.viewer.controls.setTool("window"),
+      p: () => this.viewer.controls.setTool("pan"),
+      a: () => this.inspector.decide("accept"),
+      r: () => this.inspector.decide("reject"),
       ...Object.fromEntries([1, 2, 3, 4, 5].map((n) => [n, () => this.inspector.rate(n)])),
     };
     keys[name]?.();
