@@ -26,6 +26,7 @@ class Entry(NamedTuple):
     no_export: str = ""  # why 'reshift export' cannot take it; most can be exported
 
 
+_CHAIN = "its chain of denoising steps would be as many copies of its network in one graph"
 METHODS: dict[str, Entry] = {
     "reshift": Entry("reshift.method:Reshift", "dense reconstruction-shift discrimination with pretrained features"),
     "dmd": Entry("dmd.method:DMD", "discriminative mask-guided latent diffusion, exactly as the paper describes it"),
@@ -33,15 +34,20 @@ METHODS: dict[str, Entry] = {
     "vae": Entry("autoencoder:VAE", "variational autoencoder; sees 64×64 pixels, its maps are enlarged"),
     "fanogan": Entry("fanogan:FAnoGAN", "f-AnoGAN: WGAN-GP and an encoder into its latent space"),
     "dae": Entry("dae:DAE", "denoising autoencoder: a U-Net that removes coarse noise"),
-    "ddpm": Entry("diffusion.ddpm:DDPM", "image-space diffusion: noise to t = 250 and back"),
-    "anoddpm": Entry("diffusion.anoddpm:AnoDDPM", "AnoDDPM: DDPM with simplex noise"),
-    "autoddpm": Entry("diffusion.autoddpm:AutoDDPM", "AutoDDPM: mask what diffusion changes, stitch, resample"),
-    "thor-gaussian": Entry("diffusion.thor:ThorGaussian", "THOR: a chain harmonised with the input, Gaussian noise"),
-    "thor-simplex": Entry("diffusion.thor:ThorSimplex", "THOR: a chain harmonised with the input, simplex noise"),
+    "ddpm": Entry("diffusion.ddpm:DDPM", "image-space diffusion: noise to t = 250 and back", no_export=_CHAIN),
+    "anoddpm": Entry("diffusion.anoddpm:AnoDDPM", "AnoDDPM: DDPM with simplex noise", no_export=_CHAIN),
+    "autoddpm": Entry("diffusion.autoddpm:AutoDDPM", "AutoDDPM: mask what diffusion changes, stitch, resample", no_export=_CHAIN),
+    "thor-gaussian": Entry(
+        "diffusion.thor:ThorGaussian", "THOR: a chain harmonised with the input, Gaussian noise", no_export=_CHAIN
+    ),
+    "thor-simplex": Entry(
+        "diffusion.thor:ThorSimplex", "THOR: a chain harmonised with the input, simplex noise", no_export=_CHAIN
+    ),
     "diffuse": Entry(
         "diffusion.diffuse:Diffuse",
         "Dif-fuse†: edit what the network would change most, keep the rest",
         "diffuse† is a stand-in: Dif-fuse itself learns where to edit from labelled diseased images, which no other method sees",
+        _CHAIN,
     ),
     "cddpm": Entry("diffusion.cddpm:CDDPM", "cDDPM: one-step restoration conditioned on an image code"),
     "madad": Entry("diffusion.madad:MADAD", "MAD-AD: masked latent diffusion that finds and repairs its own masks"),
