@@ -104,7 +104,7 @@ class PatchCore(Detector):
         """The distance of every patch to the bank."""
         patches = self._patches(x)  # (B, d, h, w)
         distance, index = nearest(as_rows(patches), self.bank)
-        distance, index = distance.view(len(x), -1), index.view(len(x), -1)  # (B, h·w)
+        distance, index = distance.view(x.shape[0], -1), index.view(x.shape[0], -1)  # (B, h·w)
         heatmap = self._heatmap(distance.view(-1, *patches.shape[-2:]))
         return Prediction(self._score(patches, distance, index, heatmap), heatmap)
 
@@ -120,7 +120,7 @@ class PatchCore(Detector):
         largest, worst = distance.max(1)  # (B,)
         if self.settings.score == "max":
             return largest
-        each = torch.arange(len(patches), device=patches.device)
+        each = torch.arange(patches.shape[0], device=patches.device)
         return reweighted(patches.flatten(2)[each, :, worst], index[each, worst], self.bank, self.settings.neighbours)
 
 

@@ -67,7 +67,9 @@ class DualLevelInference(Detector):
         """Lines 5–7, some masks at a time: M_k upsampled ``(k, H, W)``, and x_k^r ``(B, k, C, H, W)``, right inside M_k."""
         with _float32(x):
             z0 = self.latents(x)
-        at_once = max(1, self.settings.inference_rows // len(x))
+        # An exported graph takes batches of any size, so it cannot have a number of passes that depends on the batch.
+        exporting = torch.compiler.is_compiling()
+        at_once = len(self.masks) if exporting else max(1, self.settings.inference_rows // len(x))
         for M, eps in zip(self.masks.split(at_once), self.noise.split(at_once), strict=True):
             z0_hat = self.restore(z0, M, eps)
             with _float32(x):
