@@ -13,7 +13,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("log", "features", "dicom", "report", "ray")
+EXTRAS = ("log", "features", "dicom", "report", "ray", "export")
 # As some packages write their licence → its SPDX name.
 SPDX = {
     "apache software license": "Apache-2.0", "apache license 2.0": "Apache-2.0", "apache 2.0": "Apache-2.0",
