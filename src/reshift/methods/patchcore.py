@@ -46,7 +46,8 @@ class PatchCoreSettings(Frozen):
     """What is remembered, and how distances become a heat-map and a score."""
 
     features: str = Field("efficientnet-lite0", max_length=4096)  # a name of 'reshift weights list', or a .safetensors file
-    side: int = Field(0, ge=0, le=1024)  # pixels, of the feature network's input; 0: the network's own
+    # Pixels, of the feature network's input; 0: data.size, at least the network's own
+    side: int = Field(0, ge=0, le=1024)
     unit: bool = True  # scale the vectors of both layers to length one: contrast then has no influence, and both count the same
     bank: int = Field(4096, ge=2, le=1_000_000)  # patches remembered
     sample: int = Field(200_000, ge=1, le=10_000_000)  # training patches the coreset is chosen from, at most
@@ -76,7 +77,8 @@ class PatchCore(Detector):
         self.settings, self.size = settings, size
         self.feature_names = (settings.features,)
         net = feature_net(settings.features, "cpu")  # missing weights show now, not after reading the images
-        net.check_side(settings.side or net.side)
+        self.side = settings.side or net.side_for(size)
+        net.check_side(self.side)
         self.register_buffer("bank", torch.zeros(settings.bank, sum(net.channels[-2:])))
 
     def stages(self) -> Sequence[Stage]:
@@ -98,7 +100,7 @@ class PatchCore(Detector):
 
     def _patches(self, x: Tensor) -> Tensor:
         """``(B, C, H, W)`` → ``(B, d, h, w)``, by the network on the bank's device."""
-        return patch_features(self._net().maps(x, self.settings.side or None), unit=self.settings.unit)
+        return patch_features(self._net().maps(x, self.side), unit=self.settings.unit)
 
     def forward(self, x: Tensor) -> Prediction:
         """The distance of every patch to the bank."""

@@ -69,12 +69,16 @@ class DualLevelInference(Detector):
             z0 = self.latents(x)
         # An exported graph takes batches of any size, so it cannot have a number of passes that depends on the batch.
         exporting = torch.compiler.is_compiling()
-        at_once = len(self.masks) if exporting else max(1, self.settings.inference_rows // len(x))
+        at_once = len(self.masks) if exporting else max(1, self._rows(x) // len(x))
         for M, eps in zip(self.masks.split(at_once), self.noise.split(at_once), strict=True):
             z0_hat = self.restore(z0, M, eps)
             with _float32(x):
                 x_r = self.vqvae.decoder.decode_masked(z0_hat / self.scale, M, self.mask_side)
             yield upsample_mask(M, *x.shape[-2:]), x_r
+
+    def _rows(self, x: Tensor) -> int:
+        """Restorations per pass: of images above 128 pixels fewer, so that a pass takes no more memory."""
+        return self.settings.inference_rows * 128**2 // max(128**2, x.shape[-2] * x.shape[-1])
 
     def anomaly_map(self, x: Tensor) -> Tensor:
         """Lines 4–12: A_pix, ``(B, C, H, W)`` → ``(B, H, W)``."""

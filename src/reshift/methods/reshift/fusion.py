@@ -40,6 +40,11 @@ class Reservoir:
                 self.images.append(image)
 
 
+def kept_images(image: Tensor) -> int:
+    """How many images of maps ``(n, H, W)`` are kept."""
+    return min(KEPT, max(MIN_KEPT, KEPT_BYTES // (4 * image.numel())))
+
+
 class Fusion(nn.Module):
     """What is known of the witnesses over unseen normals: mean and covariance of their pixels, mean and spread of their tops."""
 
@@ -75,7 +80,7 @@ class Fusion(nn.Module):
             total += rows.sum(0).cpu()
             products += (rows.T @ rows).cpu()
             images = torch.cat([*maps, inside], 1).cpu()
-            kept.size = min(kept.size, max(MIN_KEPT, KEPT_BYTES // (4 * images[0].numel())))
+            kept.size = kept_images(images[0])
             kept.add(images)
         mean = total / max(1.0, count)
         self.centre.copy_(mean)
