@@ -122,10 +122,10 @@ def _verified(folder: Path) -> dict[str, str]:
     for name, listed in files.items():
         path = folder / name
         try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            data = path.read_bytes()
         except OSError as err:
             raise UserError(f"{path}: cannot be read ({err.strerror}); {REMEDY}") from None
-        if digest != listed.get("sha256"):
+        if listed != {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}:
             raise UserError(f"{path}: not the file that was exported (its SHA-256 differs); {REMEDY}")
     return {name: listed["sha256"] for name, listed in files.items()}
 
