@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from reshift.inference.model import Model
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def load(path: "str | Path", device: str = "auto") -> "Model":
