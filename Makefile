@@ -30,7 +30,7 @@ style: $(VENV)/.installed-dev
 
 # The site, strictly: a broken link or a page outside the navigation stops it.
 docs: $(VENV)/.installed-dev
-	$(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 # Minutes: every kind of input, guided by coverage; what falls is in build/fuzz. FUZZ_SECONDS is for each of eleven targets.
 FUZZ_SECONDS ?= 20

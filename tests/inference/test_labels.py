@@ -12,10 +12,12 @@ from helpers import Cli, noise, read_records, save, save_many
 from numpy.typing import NDArray
 from volumes import save_head
 
+from reshift.data.image import Image
 from reshift.inference.calibration import Calibration, Reference
 from reshift.inference.inputs import result_stem
 from reshift.inference.labels import draw_overlay, montage, tile
 from reshift.inference.overlay import grey, overlay
+from reshift.inference.preview import preview_tile
 
 PIXELS = np.linspace(0, 255, 128 * 160, dtype=np.float32).reshape(128, 160, 1)
 HEAT = np.zeros((128, 160), dtype=np.float32)
@@ -66,6 +68,15 @@ def test_an_unlike_image_gets_a_notice_and_no_colour(calibration: Calibration) -
     changed = found[:, :, 0] != plain
     assert changed[-30:].mean() > 0.5
     assert not changed[:150].any()
+
+
+def test_a_preview_of_an_unlike_image_has_no_colour(calibration: Calibration) -> None:
+    image = Image(PIXELS.astype(np.uint8))
+    seen = preview_tile(image, HEAT, NUMBERS, calibration)
+    assert (np.ptp(seen.astype(int), axis=-1) > 30).any()
+    unlike = preview_tile(image, HEAT, {**NUMBERS, "unlike": True}, calibration, 7)
+    assert (np.ptp(unlike.astype(int), axis=-1) == 0).all()
+    assert (unlike[-20:] != seen[-20:]).any()  # the notice
 
 
 def test_tiles_keep_proportions_and_order() -> None:

@@ -26,7 +26,7 @@ from reshift.inference.inputs import ScoreCase, result_stem
 from reshift.inference.labels import draw_overlay
 from reshift.inference.outputs import DEFAULTS, Outputs
 from reshift.inference.overlay import png, wants_overlay
-from reshift.inference.preview import preview_tile, save_preview, slice_label
+from reshift.inference.preview import preview_tile, save_preview
 from reshift.inference.records import Record, new_record
 from reshift.inference.result import finish
 from reshift.inference.stream import READ_AHEAD, Sample, grouped, prepare_sample, read_sample
@@ -80,8 +80,8 @@ def write_case(task: Task, sample: Sample[ScoreCase]) -> Record:
         threshold = calibration.reference.pixel_threshold
         found = image_findings(case.path, result.heatmap, threshold, task.outputs.min_diameter)
         if task.outputs.preview:
-            label = slice_label(None, result.p_value)
-            save_preview(task.out, result_stem(case.name), [preview_tile(sample.image, result.heatmap, calibration, label)])
+            shown = preview_tile(sample.image, result.heatmap, result.numbers(), calibration)
+            save_preview(task.out, result_stem(case.name), [shown])
     if calibration is not None and task.dicom and is_dicom(case.path):
         from reshift.inference.dicom_export.export import Result, export_result
 

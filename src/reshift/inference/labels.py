@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LEGIBLE = 256  # pixels; smaller images are enlarged by a whole number before words are written on them
 STRIP = 44  # pixels under a montage, for its legend
+UNLIKE = "unlike training images"  # on a small tile; a picture of its own says in what
 Numbers = Mapping[str, Any]  # of a record: score, p_value, flag, unlike, differs
 
 

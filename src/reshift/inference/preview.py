@@ -8,24 +8,22 @@ from numpy.typing import NDArray
 
 from reshift.data.image import Image
 from reshift.inference.calibration import Calibration
-from reshift.inference.labels import tile
-from reshift.inference.overlay import overlay, png
+from reshift.inference.labels import UNLIKE, Numbers, blend, tile
+from reshift.inference.overlay import png
 from reshift.system.files import atomic_bytes, writing
 
 SLICES = 3
 SIDE = 320  # of a slice, in pixels
 
 
-def preview_tile(image: Image, heatmap: NDArray[np.float32], calibration: Calibration, label: str) -> NDArray[np.uint8]:
-    """One slice: image, heat-map and outline."""
-    shown = overlay(image.pixels, heatmap, calibration.reference.pixel_threshold, calibration.heat_scale, image.window)
-    return tile(shown, image.spacing, SIDE, label)
-
-
-def slice_label(place: int | None, p_value: float | None) -> str:
-    """What stands in the corner."""
-    named = "" if place is None else f"slice {place}  "
-    return f"{named}p = {p_value:.3g}" if p_value is not None else named
+def preview_tile(
+    image: Image, heatmap: NDArray[np.float32], numbers: Numbers, calibration: Calibration, place: int | None = None
+) -> NDArray[np.uint8]:
+    """One slice: image, heat-map and outline, its index and p-value in a corner; unlike the training images, without a map."""
+    shown = blend(image.pixels, heatmap, numbers, calibration, image.window)
+    named, p_value = "" if place is None else f"slice {place}  ", numbers["p_value"]
+    corner = f"{named}p = {p_value:.3g}" if p_value is not None else named
+    return tile(shown, image.spacing, SIDE, corner, *[UNLIKE] * bool(numbers["unlike"]))
 
 
 def save_preview(out: Path, name: str, tiles: Sequence[NDArray[np.uint8]]) -> None:

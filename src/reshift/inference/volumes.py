@@ -16,11 +16,11 @@ from reshift.inference.calibration import Calibration
 from reshift.inference.consensus import Place, in_slices
 from reshift.inference.findings.case import volume_findings
 from reshift.inference.inputs import result_stem
-from reshift.inference.labels import blend, montage, tile, with_legend
+from reshift.inference.labels import UNLIKE, blend, montage, tile, with_legend
 from reshift.inference.model import Model
 from reshift.inference.outputs import DEFAULTS, Outputs
 from reshift.inference.overlay import png, wants_overlay
-from reshift.inference.preview import SLICES, preview_tile, save_preview, slice_label
+from reshift.inference.preview import SLICES, preview_tile, save_preview
 from reshift.inference.result import finish
 from reshift.inference.stream import Sample, average_stacks, predict_samples, prepare_sample
 from reshift.system.files import atomic_bytes, writing
@@ -77,7 +77,7 @@ def _findings(
     found = volume_findings(volume, heatmaps, p_values, threshold, outputs.min_diameter)
     if outputs.preview:
         best = sorted(slices, key=lambda s: -s.numbers["score"])[:SLICES]
-        shown = [(volume.image(s.k), heatmaps[s.k], calibration, slice_label(s.position, s.numbers["p_value"])) for s in best]
+        shown = [(volume.image(s.k), heatmaps[s.k], s.numbers, calibration, s.position) for s in best]
         save_preview(out, result_stem(name), [preview_tile(*one) for one in shown])
     if dicom and isinstance(volume, DicomVolume):
         from reshift.inference.dicom_export.export import Result, export_result
@@ -121,7 +121,7 @@ def _tile(
     image, numbers = volume.image(scored.k), scored.numbers
     blended = blend(image.pixels, heatmaps[scored.k], numbers, calibration, image.window)
     mark = " *" if numbers["flag"] else " -" if numbers["not_judged"] else ""
-    below = ["unlike training images"] if numbers["unlike"] else [f"p = {numbers['p_value']:.2g}"] * labels
+    below = [UNLIKE] if numbers["unlike"] else [f"p = {numbers['p_value']:.2g}"] * labels
     return tile(blended, image.spacing, SIDE, f"{scored.position}{mark}", *below)
 
 
