@@ -65,10 +65,10 @@ def prepare(pixels: Array, bits: int, settings: dict[str, Any]) -> Array:
     ready, rule = np.clip(planes, -1.0, 1.0), settings["median"]
     unit = (ready + np.float32(1.0)) / np.float32(2.0)
     if settings["level"] != "median" or not (tissue := unit[unit > rule["dark"]]).size:
-        return ready
+        return np.asarray(ready)
     raised, shoulder = unit * np.float32(rule["target"] / max(float(np.median(tissue)), rule["dark"])), rule["shoulder"]
     over = shoulder + (1.0 - shoulder) * np.tanh((raised - shoulder) / rule["softness"])
-    return (2.0 * np.where(raised < shoulder, raised, over) - 1.0).astype(np.float32)
+    return np.asarray(2.0 * np.where(raised < shoulder, raised, over) - 1.0, dtype=np.float32)
 
 
 def grey_range(pixels: Array, bits: int, settings: dict[str, Any]) -> tuple[float, float]:
