@@ -207,8 +207,8 @@ def test_a_wrong_source_is_refused_and_the_expected_files_are_named(run_cli: Cli
     }  # fmt: skip
     for name, file in expected.items():
         refused(run_cli("prepare", name, "--source", tmp_path / "empty", "--out", tmp_path / "out"), "looked for", file)
-    (tmp_path / "empty/IXI-T1.tar").write_bytes(b"")
-    refused(run_cli("prepare", "ixi", "--source", tmp_path / "empty", "--out", tmp_path / "out"), "unpack IXI-T1.tar first")
+    (tmp_path / "empty/ATLAS.7z").write_bytes(b"")
+    refused(run_cli("prepare", "atlas", "--source", tmp_path / "empty", "--out", tmp_path / "out"), "unpack ATLAS.7z first")
 
 
 def test_mistakes_are_one_line(run_cli: Cli, whole: Path, tmp_path: Path) -> None:

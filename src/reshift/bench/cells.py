@@ -70,8 +70,11 @@ class Spec:
 
     def record(self) -> dict[str, Any]:
         """Return the part of the cell's record that is known before it is run."""
+        from reshift.data.manifest import data_caveat  # here: it imports numpy
+
         facts = {name: vars(self)[name] for name in (*SUITE_FIELDS, "method", *KEY_FIELDS)}
-        return {"key": self.key, **facts, "config": deciding_config(self.config), "caveat": caveat(self.method)}
+        caveats = {"caveat": caveat(self.method), "data_caveat": data_caveat(Path(self.test_path))}
+        return {"key": self.key, **facts, "config": deciding_config(self.config), **caveats}
 
 
 class Task(NamedTuple):

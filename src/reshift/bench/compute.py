@@ -23,7 +23,7 @@ from reshift.bench.cells import Event, Spec, Task, today, write_cell, write_fail
 from reshift.bench.observe import MapScores, PairedValues, Rules, diagnose, even_cases
 from reshift.config import Config, merge, parse
 from reshift.data.cases import Case, expand_volumes
-from reshift.data.manifest import load_cases
+from reshift.data.manifest import data_caveat, load_cases
 from reshift.errors import Stopped, UserError, reason
 from reshift.evaluation.evaluate import normative_indices
 from reshift.evaluation.metrics.cost import Cost
@@ -127,7 +127,8 @@ def evaluate_cell(task: Task, spec: Spec, device: str) -> dict[str, Any]:
             observer.add(item)
 
     folder, kept = Path(task.out) / "evaluations" / spec.key, even_cases(images, task.keep_maps)
-    metrics, _ = evaluate_with_report(model, tests, folder, spec.dataset, indices, observe, keep_arrays=kept)
+    about = data_caveat(Path(spec.test_path))
+    metrics, _ = evaluate_with_report(model, tests, folder, spec.dataset, indices, observe, keep_arrays=kept, data_caveat=about)
     updates = count_updates(bundle.detector, int(bundle.facts["images"]), bundle.config.train.batch)
     cost = Cost(bundle.facts["seconds"], sum(updates.values()), model.images_per_second())
     return {

@@ -149,6 +149,9 @@ def describe(status: Status, say: Print) -> None:
     """Say how many cells are finished, which are missing, and which finished ones the suite does not have."""
     missing = status.missing()
     say(f"{status.suite.name}: {status.plan.total()} cells, {status.finished()} finished and valid, {len(missing)} to run")
+    for dataset, why in {spec.dataset: spec.record()["data_caveat"] for spec in status.plan.specs}.items():
+        if why:
+            say(f"caveat of {dataset}: {why}")
     failed = {name_of(cell) for cell in status.cells.values() if cell["status"] == "failed"}
     again = {spec.name for spec in missing} & failed
     if again:
@@ -232,7 +235,7 @@ def _remove_unfinished(out: Path) -> None:
 
 def _suite_fields(spec: Spec) -> dict[str, Any]:
     record = spec.record()
-    return {name: record[name] for name in (*SUITE_FIELDS, "caveat")}
+    return {name: record[name] for name in (*SUITE_FIELDS, "caveat", "data_caveat")}
 
 
 def _write_missing_names(status: Status, out: Path) -> None:

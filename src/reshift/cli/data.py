@@ -42,7 +42,7 @@ def check(
 
 def prepare(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="a name of 'reshift datasets'")],
-    source: Annotated[Path, typer.Option("--source", help="folder with the unpacked download")],
+    source: Annotated[Path, typer.Option("--source", help="the download: a folder, or an archive (.zip, .tar, .tar.gz)")],
     out: Annotated[Path, typer.Option("--out", help="output folder; a second run continues there")],
     seed: Annotated[int, typer.Option(min=0, help="seed of the random splits")] = 0,
     size: Annotated[int, typer.Option(min=32, max=1024, help="side of the images in pixels")] = 128,
@@ -53,6 +53,10 @@ def prepare(
     fit: Annotated[
         str, typer.Option(metavar="crop|pad", help="how images that are not square become square; slices are always padded")
     ] = "crop",
+    brain_masks: Annotated[
+        Path | None,
+        typer.Option("--brain-masks", help="folder of brain masks by HD-BET or SynthStrip, to remove the skull (wmh)"),
+    ] = None,
 ) -> None:
     """Convert a public data set as downloaded to images, masks, manifest.csv and dataset.json.
 
@@ -66,10 +70,12 @@ def prepare(
     for value, choices, name in ((protocol, known, "--protocol"), (fit, ("crop", "pad"), "--fit")):
         if value not in choices:
             raise UserError(f"{name} {value}: choose {' or '.join(choices)}")
+    if brain_masks is not None and dataset != "wmh":
+        raise UserError(f"--brain-masks is for wmh, not for {dataset}")
     from reshift.datasets.build import build
     from reshift.datasets.plan import Settings
 
-    _print_summary(build(plan, source, out, Settings(dataset, seed, size, protocol, fit)))
+    _print_summary(build(plan, source, out, Settings(dataset, seed, size, protocol, fit, brain_masks)))
 
 
 def _print_summary(summary: "Summary") -> None:
@@ -78,6 +84,9 @@ def _print_summary(summary: "Summary") -> None:
         typer.echo(f"{split}: {n['normal']} normal, {n['abnormal']} abnormal, {n['subjects']} subjects")
     for why, count in summary.left_out.items():
         typer.echo(f"left out by rule: {count} × {why}")
+    found = summary.cases
+    parts = f"{found['prepared']} prepared, {found['left_out']} left out by rules, {found['refused']} refused"
+    typer.echo(f"cases: {found['found']} found = {parts}")
     typer.echo(f"manifest: {summary.manifest}")
     warn(summary.notes)
     if summary.skipped:

@@ -29,7 +29,7 @@ def evaluate(
 ) -> None:
     """Evaluate a bundle on the test split of a manifest. Writes metrics.json and report.html."""
     with heavy_imports():
-        from reshift.data.manifest import load_cases
+        from reshift.data.manifest import data_caveat, load_cases
         from reshift.evaluation.evaluate import normative_indices
         from reshift.inference.model import load_model
         from reshift.reports.report import evaluate_with_report as run
@@ -45,7 +45,7 @@ def evaluate(
     model = load_model(bundle, device, reference)
     indices = normative_indices(model, [case for case in cases if case.split == "train"]) if normative else None
     with output_folder(out):
-        metrics, errors = run(model, tests, out, name, indices)
+        metrics, errors = run(model, tests, out, name, indices, data_caveat=data_caveat(data))
     print_metrics(metrics)
     typer.echo(f"report: {out / 'report.html'}")
     warn(metrics["warnings"] + errors)

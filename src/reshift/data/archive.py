@@ -39,7 +39,7 @@ def unpacked(path: Path) -> Iterator[Path]:
         return
     if path.suffix.lower() != ".zip":
         raise UserError(f"{path}: only .zip archives are opened; unpack this one and give its folder")
-    with _temporary_folder(path) as temporary:
+    with temporary_folder(path) as temporary:
         folder = temporary / path.stem  # results are named after it
         _archives[f"{folder}/"] = f"{path}!"
         folder.mkdir()
@@ -85,8 +85,8 @@ def _full(path: Path) -> str:
 
 
 @contextmanager
-def _temporary_folder(path: Path) -> Iterator[Path]:
-    """A folder of our own, locked while it is in use and removed afterwards."""
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """A folder of our own for what ``path`` holds, locked while it is in use and removed afterwards."""
     parent, prefix = Path(tempfile.gettempdir()).absolute(), f"reshift-zip-{os.getuid()}-"
     for left in parent.glob(f"{prefix}*"):
         with suppress(OSError):
@@ -152,12 +152,8 @@ def _only_child(folder: Path) -> Path:
 def _unpack(path: Path, folder: Path) -> None:
     try:
         with ZipFile(path) as archive:
-            wanted = [(info, _safe_name(path, info)) for info in archive.infolist()]
-            files = [(info, name) for info, name in wanted if not info.is_dir() and not set(name.parts) & set(_NOT_DATA)]
-            _check_amount(path, [info for info, _ in files], folder)
-            _check_repeats(path, [name for _, name in files])
-            for info, name in files:
-                _write(archive, info, folder / name)
+            for info, name in zip_files(path, archive, folder):
+                write_member(archive, info, folder / name)
     except UserError:
         raise
     except OSError as err:
@@ -167,17 +163,38 @@ def _unpack(path: Path, folder: Path) -> None:
         raise UserError(f"{path}: not a zip file we can read, or damaged ({err}); pack or copy it again") from None
 
 
-def _write(archive: ZipFile, info: ZipInfo, target: Path) -> None:
+def zip_files(path: Path, archive: ZipFile, folder: Path, *, nested: bool = False) -> list[tuple[ZipInfo, PurePosixPath]]:
+    """The files of a zip file that are data, with safe names; ``nested``: archives in it are allowed, and stay packed."""
+    wanted = [(info, _zip_name(path, info, nested=nested)) for info in archive.infolist()]
+    files = [(info, name) for info, name in wanted if not info.is_dir() and is_data(name)]
+    check_amount(path, [info.file_size for info, _ in files], folder)
+    check_repeats(path, [name for _, name in files])
+    return files
+
+
+def write_member(archive: ZipFile, info: ZipInfo, target: Path) -> None:
+    """Unpack one file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with archive.open(info) as source, target.open("xb") as file:  # stops at the claimed size, and checks the CRC
         shutil.copyfileobj(source, file, 1 << 20)
 
 
-def _safe_name(path: Path, info: ZipInfo) -> PurePosixPath:
-    """The entry's name; an unsafe entry is refused."""
-    name = PurePosixPath(info.filename.replace("\\", "/"))  # some Windows programs write backslashes
+def is_data(name: PurePosixPath) -> bool:
+    """Whether a file is not one that an operating system has left in the archive."""
+    return not set(name.parts) & set(_NOT_DATA)
+
+
+def safe_name(path: Path, text: str) -> PurePosixPath:
+    """The name of an entry of the archive ``path``; one that leads elsewhere is refused."""
+    name = PurePosixPath(text.replace("\\", "/"))  # some Windows programs write backslashes
     if name.is_absolute() or ".." in name.parts or ":" in (name.parts or ("",))[0]:
-        raise UserError(f"{path}: holds '{info.filename}', a name that leads out of the folder; refused, pack it again")
+        raise UserError(f"{path}: holds '{text}', a name that leads out of the folder; refused, pack it again")
+    return name
+
+
+def _zip_name(path: Path, info: ZipInfo, *, nested: bool) -> PurePosixPath:
+    """The entry's name; an unsafe entry is refused."""
+    name = safe_name(path, info.filename)
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind == stat.S_IFLNK:
         raise UserError(f"{path}: holds the link '{info.filename}'; pack the file it points to instead")
@@ -185,17 +202,18 @@ def _safe_name(path: Path, info: ZipInfo) -> PurePosixPath:
         raise UserError(f"{path}: holds '{info.filename}', which is not a regular file; pack it again without it")
     if info.flag_bits & 1:
         raise UserError(f"{path}: '{info.filename}' is encrypted; unpack it yourself and give its folder")
-    if not info.is_dir() and _is_archive(name.name):
+    if not nested and not info.is_dir() and _is_archive(name.name):
         raise UserError(f"{path}: holds another archive, '{info.filename}'; unpack both yourself and give the folder")
     return name
 
 
-def _check_amount(path: Path, files: list[ZipInfo], folder: Path) -> None:
-    if not files:
+def check_amount(path: Path, sizes: list[int], folder: Path) -> None:
+    """Refuse an archive that unpacks to too much; ``sizes`` are those of its files."""
+    if not sizes:
         raise UserError(f"{path}: holds no files; pack a folder of images")
-    if len(files) > MAX_FILES:
-        raise UserError(f"{path}: holds {len(files):,} files, over the limit of {MAX_FILES:,}; unpack it and give its folder")
-    total, packed = sum(info.file_size for info in files), path.stat().st_size
+    if len(sizes) > MAX_FILES:
+        raise UserError(f"{path}: holds {len(sizes):,} files, over the limit of {MAX_FILES:,}; unpack it and give its folder")
+    total, packed = sum(sizes), path.stat().st_size
     if total > MAX_BYTES:
         raise UserError(f"{path}: unpacks to {_giga(total)}, over the limit of {_giga(MAX_BYTES)}; unpack it and give its folder")
     if total > FREE_BYTES and total > MAX_RATIO * packed:
@@ -209,7 +227,8 @@ def _check_amount(path: Path, files: list[ZipInfo], folder: Path) -> None:
         )
 
 
-def _check_repeats(path: Path, names: list[PurePosixPath]) -> None:
+def check_repeats(path: Path, names: list[PurePosixPath]) -> None:
+    """Refuse an archive that holds a file twice."""
     seen = set[str]()
     for name in names:
         if str(name) in seen:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from reshift.config import nearest
+from reshift.config import nearest, read_json
 from reshift.data.archive import refuse_files_outside
 from reshift.data.cases import SPLITS, Case
 from reshift.data.layouts import detect
@@ -190,6 +190,16 @@ class _DataJson(BaseModel):
 
     train: _Names
     test: _TestNames
+
+
+def data_caveat(data: Path) -> str | None:
+    """Why results on this data must not be taken at face value: the ``caveat`` of the dataset.json that 'prepare' has written."""
+    try:
+        facts = read_json(((data if data.is_dir() else data.parent) / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = facts.get("caveat") if isinstance(facts, dict) else None
+    return found if isinstance(found, str) and found else None
 
 
 def read_medianomaly(path: Path) -> list[tuple[str, int, str]]:

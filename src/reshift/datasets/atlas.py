@@ -11,13 +11,14 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from reshift.datasets.plan import CaseResult, Plan, Settings, SourceCase, not_found_error, shuffled, split_subjects
+from reshift.datasets.plan import CaseResult, Plan, Settings, SourceCase, by_name, not_found_error, shuffled, split_subjects
 from reshift.datasets.samples import AREA_RULE, SLICE_RULES, cut_slices, load_labelled_volume, ready_image, slices_every
 from reshift.errors import UserError
 
 VOLUMES = 655
 LEVEL = 95
 STEP = 10.0  # millimetres between slices
+LESION = (1, 255)  # masks hold 0 and 1; some copies 0 and 255
 IMAGE = re.compile(r"^sub-(?P<subject>r\d{3}s\d{3})_ses-(?P<visit>\w+?)_.*T1w\.nii(\.gz)?$")
 MASK = re.compile(r"^sub-(?P<subject>r\d{3}s\d{3})_ses-(?P<visit>\w+?)_.*T1lesion_mask\.nii(\.gz)?$")
 PNG = re.compile(r"^Atlas_train_(?P<number>\d+)\.png$")
@@ -29,12 +30,13 @@ LAYOUTS = (
 
 def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
     """Find the volumes that have a mask."""
-    volumes = {_id(IMAGE, path): path for path in tree if IMAGE.match(path.name)}
+    problems = list[str]()
+    volumes = by_name((path for path in tree if IMAGE.match(path.name)), partial(_id, IMAGE), problems)
     if not volumes:
         return _ready(tree, source, settings)
-    masks = {_id(MASK, path): path for path in tree if MASK.match(path.name)}
+    masks = by_name((path for path in tree if MASK.match(path.name)), partial(_id, MASK), problems)
     hidden = [path for key, path in volumes.items() if key not in masks and "Testing" in path.parts]
-    problems = [
+    problems += [
         f"{path.as_posix()}: has no lesion mask beside it"
         for key, path in volumes.items() if key not in masks and path not in hidden
     ]  # fmt: skip
@@ -77,7 +79,7 @@ def _split_of(side: str, protocol: str, label: int) -> str | None:
 
 
 def _case(image: Path, mask: Path, key: str, side: str, settings: Settings) -> CaseResult:
-    labelled = load_labelled_volume(image, mask)
+    labelled = load_labelled_volume(image, mask, lesion=LESION)
     if settings.protocol == "slice95":
         if len(labelled.volume) <= LEVEL:
             raise UserError(
@@ -98,13 +100,14 @@ def _rules(settings: Settings) -> list[str]:
 
 def _ready(tree: list[Path], source: Path, settings: Settings) -> Plan:
     """Plan THOR's PNGs; their numbers are the subjects, one image each."""
-    images = {path.name: path for path in tree if PNG.match(path.name)}
+    problems = list[str]()
+    images = by_name((path for path in tree if PNG.match(path.name)), _file_name, problems)
     if not images:
         raise not_found_error(source, "ATLAS v2.0", LAYOUTS, tree)
     if settings.protocol == "subjects":
         raise UserError(f"{source}: THOR's PNGs have one slice of each subject; protocol 'subjects' needs the volumes")
-    masks = {path.name: path for path in tree if path.name.endswith("_mask.png")}
-    splits, cases, problems = _subject_splits([Path(name).stem for name in images], settings), list[SourceCase](), list[str]()
+    masks = by_name((path for path in tree if path.name.endswith("_mask.png")), _file_name, problems)
+    splits, cases = _subject_splits([Path(name).stem for name in images], settings), list[SourceCase]()
     for name, path in images.items():
         subject = Path(name).stem
         mask = masks.get(f"{subject}_mask.png")
@@ -121,6 +124,10 @@ def _ready(tree: list[Path], source: Path, settings: Settings) -> Plan:
         "a lesion under 10 pixels at 128 × 128 is left out", "slices without lesion: half the subjects train, half test",
     ]  # fmt: skip
     return Plan("THOR's PNGs", cases, [("images", VOLUMES, len(images))], rules, problems, notes)
+
+
+def _file_name(path: Path) -> str:
+    return path.name
 
 
 def _leak_notes(lists: list[Path], source: Path) -> list[str]:

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, not_found_error, safe_name, split_subjects
+from reshift.datasets.plan import (
+    CaseResult,
+    Plan,
+    Sample,
+    Settings,
+    SourceCase,
+    by_name,
+    not_found_error,
+    safe_name,
+    split_subjects,
+)
 from reshift.datasets.samples import AREA_RULE, SLICE_RULES, cut_slices, load_labelled_volume, read_square_image, slices_every
 
 CASES = 1251
@@ -22,13 +32,13 @@ LAYOUTS = (
 
 def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
     """Find the cases; subjects go to train, val and test by the seed (938, 62 and 251 of all 1251)."""
-    found = {path.name: path for path in tree if NAME.match(path.name)}
+    problems, cases = list[str](), list[SourceCase]()
+    found = by_name((path for path in tree if NAME.match(path.name)), lambda path: path.name, problems)
     if not found:
         return _medianomaly(tree, source, settings)
     images = {name: path for name, path in found.items() if not _is_seg(name)}
     subject = {name: _subject(name) for name in images}
     split = split_subjects(subject.values(), settings.seed)
-    cases, problems = list[SourceCase](), list[str]()
     for name, path in images.items():
         mask = found.get(re.sub(r"(flair|t2f)\.nii", "seg.nii", name)) or found.get(_seg_other_suffix(name))
         if mask is None:
@@ -101,6 +111,8 @@ def _medianomaly(tree: list[Path], source: Path, settings: Settings) -> Plan:
             convert = partial(_image, source / path, source / mask if mask else None, split, name, settings)
             key = safe_name(f"{name.replace('/', '-')}-{path.stem}")
             cases.append(SourceCase(key, _png_subject(path), (path, *([mask] if mask else [])), partial(convert, key=key)))
+    used = {case.files[-1] for case in cases}
+    problems += [f"{p.as_posix()}: an annotation without its image" for p in folders["test/annotation"] if p not in used]
     counts = [(f"images in {name}", want, len(folders[name])) for name, want in MEDIANOMALY.items()]
     notes = [f"{leaks} training images left out: their subjects are in the test set as well"] if leaks else []
     rules = [

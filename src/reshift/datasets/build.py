@@ -6,6 +6,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from reshift.config import read_json
 from reshift.data.cases import SPLITS
 from reshift.data.manifest import COLUMNS, load_cases
 from reshift.datasets import DATASETS
-from reshift.datasets.plan import CaseResult, Plan, PlanFunction, Settings, SourceCase, list_source
+from reshift.datasets.download import is_archive, unpacked_download
+from reshift.datasets.plan import CaseResult, NotFoundError, Plan, PlanFunction, Settings, SourceCase, list_source
 from reshift.errors import UserError, reason
 from reshift.system.cores import cores
 from reshift.system.files import append_json, atomic_bytes, atomic_json, atomic_text, remove_temporary_files
@@ -35,16 +37,42 @@ class Summary(NamedTuple):
     notes: list[str]
     layout: str
     manifest: Path
+    cases: dict[str, int]  # found = prepared + left_out (by a rule) + refused (listed in ``skipped``)
 
 
 def build(plan_of: PlanFunction, source: Path, out: Path, settings: Settings) -> Summary:
-    """Convert ``source`` by its plan and write the result below ``out``."""
-    tree = list_source(source)
+    """Convert ``source``, a folder or an archive, by its plan and write the result below ``out``."""
     if out.resolve().is_relative_to(source.resolve()):
         raise UserError(f"{out}: is inside the source, and the next run would read it; choose another --out")
-    plan = plan_of(tree, source, settings)
-    with output_folder(out):
-        return _build(plan, source, out, settings)
+    with _planned(plan_of, source, settings) as (plan, folder), output_folder(out):
+        return _build(plan, folder, out, settings)
+
+
+@contextmanager
+def _planned(plan_of: PlanFunction, source: Path, settings: Settings) -> Iterator[tuple[Plan, Path]]:
+    """The plan, and the folder that it is about. Archives are opened only where the data set is not found without them."""
+    if source.is_dir() or not is_archive(source):
+        tree = list_source(source)
+        packed = [path.as_posix() for path in tree if is_archive(path)]
+        try:
+            plan = plan_of(tree, source, settings)
+        except NotFoundError:
+            if not packed:
+                raise
+        else:
+            plan.notes.extend(f"{name}: not opened, the folder holds the data set without it" for name in packed)
+            yield plan, source
+            return
+    elif not source.exists():
+        raise UserError(f"{source}: no such file")
+    with unpacked_download(source) as (folder, problems):
+        try:
+            plan = plan_of(list_source(folder), folder, settings)
+        except UserError as err:
+            why = f"; {problems[0]}" if problems else ""
+            raise UserError(f"{str(err).replace(str(folder), str(source))}{why}") from None
+        plan.problems.extend(problems)
+        yield plan, folder
 
 
 def _build(plan: Plan, source: Path, out: Path, settings: Settings) -> Summary:
@@ -64,7 +92,7 @@ def _build(plan: Plan, source: Path, out: Path, settings: Settings) -> Summary:
             try:
                 result = future.result()
             except UserError as err:
-                skipped.append(_relative(str(err), source))
+                skipped.append(_relative(str(err), source, settings))
             else:  # outside the try: a full disk must stop the run
                 finished[case.key] = _write_samples(case, result, out, source)
                 append_json(out / LOG, finished[case.key])
@@ -90,7 +118,7 @@ def _read_log(out: Path, settings: Settings) -> dict[str, dict[str, Any]]:
     for folder in (out, out / "images", out / "masks", out / "ignore"):
         folder.mkdir(exist_ok=True)
         remove_temporary_files(folder)
-    header = {**settings._asdict(), "version": __version__}
+    header = {**settings.record(), "version": __version__}
     if not path.exists():
         if (out / "manifest.csv").exists():
             raise UserError(f"{out}: holds a manifest.csv that 'prepare' did not write; choose another --out")
@@ -110,7 +138,11 @@ def _read_log(out: Path, settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 def _sizes(case: SourceCase, source: Path) -> list[list[Any]]:
-    return [[f.as_posix(), (source / f).stat().st_size if (source / f).exists() else -1] for f in case.files]
+    """Names and sizes; of a file that is not in the source, which has a whole path, the last part of its name."""
+    names = [f.name if f.is_absolute() else f.as_posix() for f in case.files]
+    return [
+        [name, (source / f).stat().st_size if (source / f).exists() else -1] for name, f in zip(names, case.files, strict=True)
+    ]
 
 
 def _written(record: dict[str, Any]) -> Iterator[str]:
@@ -168,9 +200,11 @@ def _save(plane: NDArray[Any], out: Path, folder: str, name: str) -> str:
     return f"{folder}/{name}.png"
 
 
-def _relative(line: str, source: Path) -> str:
-    """Without the path of the source: it must not be in any output."""
-    return line.replace(f"{source}{os.sep}", "")
+def _relative(line: str, source: Path, settings: Settings) -> str:
+    """Without the paths of the user's folders: they must not be in any output."""
+    for folder in (source, settings.brain_masks):
+        line = line.replace(f"{folder}{os.sep}", "") if folder else line
+    return line
 
 
 def _finish(plan: Plan, records: Sequence[dict[str, Any]], skipped: list[str], out: Path, settings: Settings) -> Summary:
@@ -189,18 +223,20 @@ def _finish(plan: Plan, records: Sequence[dict[str, Any]], skipped: list[str], o
     load_cases(out / "manifest.csv")  # refuses a subject in two splits, should a rule of ours leak
     left = sum((Counter(record["left_out"]) for record in records), Counter[str]())
     counts = _counts(rows)
+    used = sum(bool(record["rows"]) for record in records)
+    cases = {"found": len(records) + len(skipped), "prepared": used, "left_out": len(records) - used, "refused": len(skipped)}
     unexpected = [f"{want} {what} expected, found {have}" for what, want, have in plan.expected if want != have]
     entry = DATASETS[settings.dataset]
     atomic_json(out / "dataset.json", {
         "dataset": settings.dataset, "title": entry.title, "licence": entry.licence, "download": entry.download,
-        "version": __version__, "layout": plan.layout, "settings": settings._asdict(), "counts": counts,
+        "version": __version__, "layout": plan.layout, "settings": settings.record(), "caveat": plan.caveat, "counts": counts,
+        "cases": cases,
         "expected": [{"what": what, "published": want, "found": have} for what, want, have in plan.expected],
         "rules": plan.rules, "left_out": dict(sorted(left.items())), "skipped": sorted(skipped), "notes": plan.notes,
         **plan.extra,
     })  # fmt: skip
-    return Summary(
-        counts, dict(sorted(left.items())), sorted(skipped), [*unexpected, *plan.notes], plan.layout, out / "manifest.csv"
-    )
+    notes = [*unexpected, *plan.notes, *([plan.caveat] if plan.caveat else [])]
+    return Summary(counts, dict(sorted(left.items())), sorted(skipped), notes, plan.layout, out / "manifest.csv", cases)
 
 
 def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from reshift.data.hashing import near_duplicates, perceptual_hash
 from reshift.data.prepare import LUMA
 from reshift.data.read import read_image
-from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, not_found_error, safe_name, shuffled
+from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, by_name, not_found_error, safe_name, shuffled
 from reshift.datasets.samples import read_square_image
 from reshift.errors import UserError
 from reshift.system.progress import progress
@@ -28,16 +28,16 @@ LAYOUTS = ("benign/benign (1).png with benign (1)_mask.png, and malignant/ and n
 
 def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
     """Pair images with all their masks, group near-duplicates, and choose 32 normals to train on."""
-    images, masks = dict[str, Path](), dict[str, list[Path]]()
-    for path in tree:
+    masks, problems = dict[str, list[Path]](), list[str]()
+    named = by_name((path for path in tree if NAME.match(path.name)), lambda path: path.name, problems)
+    for path in named.values():
         match = NAME.match(path.name)
         if match and match["mask"]:
             masks.setdefault(match["image"], []).append(path)  # the whole "benign (1)", which is not "benign (10)"
-        elif match:
-            images[match["image"]] = path
+    images = {Path(name).stem: path for name, path in named.items() if "_mask" not in name}
     if not images:
         raise not_found_error(source, "BUSI", LAYOUTS, tree)
-    problems = [f"{masks[name][0].as_posix()}: a mask without its image" for name in sorted(masks.keys() - images.keys())]
+    problems += [f"{masks[name][0].as_posix()}: a mask without its image" for name in sorted(masks.keys() - images.keys())]
     unmarked = [name for name in sorted(images.keys() - masks.keys()) if not name.startswith("normal")]
     problems += [f"{images.pop(name).as_posix()}: has a lesion, but no mask" for name in unmarked]
     groups, damaged = _groups(images, source)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from reshift.data.files import list_files
 from reshift.errors import UserError
 
-ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z")
+UNOPENED = (".7z", ".rar", ".tar.xz", ".tar.bz2", ".tar.zst", ".enc")  # archives that we do not open
 
 
 class Settings(NamedTuple):
@@ -25,6 +25,11 @@ class Settings(NamedTuple):
     size: int  # side of the images
     protocol: str
     fit: str  # "crop" or "pad", for images that are not square
+    brain_masks: Path | None = None  # a folder of masks that another program has made
+
+    def record(self) -> dict[str, Any]:
+        """The settings without a path of the user's."""
+        return {**self._asdict(), "brain_masks": self.brain_masks is not None}
 
 
 class Sample(NamedTuple):
@@ -67,6 +72,11 @@ class Plan:
     problems: list[str] = field(default_factory=list)  # cases that cannot be used; they count as failed
     notes: list[str] = field(default_factory=list)  # what a user should know
     extra: dict[str, Any] = field(default_factory=dict)  # more entries of dataset.json
+    caveat: str | None = None  # why results on this data must not be taken at face value; every result is shown with it
+
+
+class NotFoundError(UserError):
+    """The source is not the data set, or not unpacked."""
 
 
 PlanFunction = Callable[[list[Path], Path, Settings], Plan]
@@ -74,16 +84,28 @@ PlanFunction = Callable[[list[Path], Path, Settings], Plan]
 
 def list_source(source: Path) -> list[Path]:
     """Every file below ``source``, relative to it and sorted, without hidden ones."""
+    if source.is_file():
+        raise UserError(f"{source}: only .zip, .tar and .tar.gz archives are opened; unpack it and give its folder")
     if not source.is_dir():
-        raise UserError(f"{source}: no such folder; --source is the folder that the dataset was unpacked into")
+        raise UserError(f"{source}: no such folder or archive; --source is the download, as a folder or an archive")
     return [path.relative_to(source) for path in list_files(source)]
 
 
 def not_found_error(source: Path, title: str, wanted: Iterable[str], tree: Sequence[Path]) -> UserError:
     """The error that names the expected files, and an archive that should be unpacked first."""
-    packed = [path.as_posix() for path in tree if path.name.endswith(ARCHIVES)]
+    packed = [path.as_posix() for path in tree if path.name.lower().endswith(UNOPENED)]
     hint = f"; unpack {packed[0]} first" if packed else ""
-    return UserError(f"{source}: no {title} here; looked for {' or '.join(wanted)}{hint}")
+    return NotFoundError(f"{source}: no {title} here; looked for {' or '.join(wanted)}{hint}")
+
+
+def by_name(paths: Iterable[Path], name_of: Callable[[Path], str], problems: list[str]) -> dict[str, Path]:
+    """Files by name; of several with one name the first counts, and the others go to ``problems``."""
+    found = dict[str, Path]()
+    for path in paths:
+        first = found.setdefault(name_of(path), path)
+        if first is not path:
+            problems.append(f"{path.as_posix()}: exists twice, {first.as_posix()} is used; remove one")
+    return found
 
 
 def shuffled(items: Iterable[str], seed: int) -> list[str]:

@@ -39,6 +39,7 @@ SLICE_RULES = [
     f"normal: no lesion in the slice nor within {GAP:g} mm of it",
     "masks by nearest neighbour",
 ]
+TRAINING_LESION = "abnormal slice of a training subject"
 AREA_RULE = f"slices with at least {SHARE:g} of the largest slice's foreground"
 
 
@@ -59,10 +60,7 @@ def load_labelled_volume(
     if mask is None:
         return LabelledVolume(volume)
     labels = read_nifti(mask)
-    if labels.voxels.shape != volume.voxels.shape:
-        sizes = f"{labels.voxels.shape} voxels, its image {volume.voxels.shape}"
-        raise UserError(f"{mask}: has {sizes} (slices, rows, columns); they must be the same grid")
-    _same_place(volume, labels)
+    check_same_grid(volume, labels)
     values = np.stack([labels.plane(k) for k in range(len(labels))])
     whole = np.rint(values)
     if np.abs(values - whole).max() > 1e-3:
@@ -74,8 +72,11 @@ def load_labelled_volume(
     return LabelledVolume(volume, np.isin(whole, list(lesion)), np.isin(whole, list(ignore)) if ignore else None)
 
 
-def _same_place(volume: Volume, labels: Volume) -> None:
-    """Refuse a mask whose header puts it at another position than its image."""
+def check_same_grid(volume: Volume, labels: Volume) -> None:
+    """Refuse a mask of another size than its image, or whose header puts it at another position."""
+    if labels.voxels.shape != volume.voxels.shape:
+        sizes = f"{labels.voxels.shape} voxels, its image {volume.voxels.shape}"
+        raise UserError(f"{labels.source}: has {sizes} (slices, rows, columns); they must be the same grid")
     s, h, w = volume.voxels.shape
     corners = np.array([[c, r, k, 1] for c in (0, w - 1) for r in (0, h - 1) for k in (0, s - 1)], dtype=np.float64).T
     apart = float(np.abs((volume.affine - labels.affine) @ corners).max())
@@ -104,7 +105,7 @@ def cut_slices(
         label, why = _label(labelled, k, lesion, size)
         split = split_of(label) if label is not None else None
         if label is None or split is None:
-            left[why or "abnormal slice of a training subject"] += 1
+            left[why or TRAINING_LESION] += 1
             continue
         pixels = crop_slice(labelled.volume, k, size)
         samples.append(Sample(f"{key}_{k:03d}", pixels, label, split, lesion if label else None, ignore, note))
@@ -158,11 +159,8 @@ def _box(volume: Volume) -> tuple[float, float, float, float]:
 
 def square_image(image: Image, masks: Sequence[NDArray[np.bool_]], size: int, fit: str) -> SquareImage:
     """An image that is not a slice, and the union of its masks, both square."""
-    shape = image.pixels.shape[:2]
-    mask = np.zeros(shape, dtype=bool)
+    mask = np.zeros(image.pixels.shape[:2], dtype=bool)
     for one in masks:
-        if one.shape != shape:
-            raise UserError(f"{image.source}: its mask has {one.shape[1]}×{one.shape[0]} pixels, not {shape[1]}×{shape[0]}")
         mask |= one
     prepared = prepare(image, parse(DataConfig, {"size": size, "square": fit}))
     pixels = np.rint((prepared.pixels[0] + 1.0) * 127.5).astype(np.uint8)
@@ -170,8 +168,13 @@ def square_image(image: Image, masks: Sequence[NDArray[np.bool_]], size: int, fi
 
 
 def read_square_image(path: Path, masks: Sequence[Path], size: int, fit: str) -> SquareImage:
-    """Read an image and its masks from files."""
-    return square_image(read_image(path), [read_mask(mask) for mask in masks], size, fit)
+    """Read an image and its masks from files; a mask of another size is refused."""
+    image, planes = read_image(path), [read_mask(mask) for mask in masks]
+    height, width = image.pixels.shape[:2]
+    for mask, plane in zip(masks, planes, strict=True):
+        if plane.shape != (height, width):
+            raise UserError(f"{mask}: the mask has {plane.shape[1]}×{plane.shape[0]} pixels, its image {width}×{height}")
+    return square_image(image, planes, size, fit)
 
 
 def ready_image(path: Path, mask: Path | None, size: int, key: str, split_of: SplitOf, **sample: Any) -> CaseResult:
@@ -182,4 +185,6 @@ def ready_image(path: Path, mask: Path | None, size: int, key: str, split_of: Sp
         return CaseResult([], Counter({"lesion too small": 1}))
     label = int(count > 0)
     split = split_of(label)
-    return CaseResult([Sample(key, pixels, label, split, lesion if label else None, **sample)]) if split else CaseResult([])
+    if split is None:
+        return CaseResult([], Counter({TRAINING_LESION: 1}))
+    return CaseResult([Sample(key, pixels, label, split, lesion if label else None, **sample)])

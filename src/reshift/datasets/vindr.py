@@ -1,6 +1,7 @@
 """VinDr-CXR: chest X-rays as DICOM with the boxes of three radiologists, or MedIAnomaly's PNGs and ``data.json``."""
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Collection
 from functools import partial
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from reshift.data.image import Image
 from reshift.data.manifest import read_medianomaly
-from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, not_found_error, safe_name, shuffled
+from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, by_name, not_found_error, safe_name, shuffled
 from reshift.datasets.samples import read_square_image, square_image
 from reshift.errors import UserError
 
@@ -21,6 +22,7 @@ SPLIT = {"train normals": 4000, "test normals": 1000, "test abnormals": 1000}
 TABLES = ("train.csv", "annotations_train.csv")  # Kaggle's and PhysioNet's
 COLUMNS = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
 NOTHING = "No finding"
+IMAGE_ID = re.compile(r"^[0-9a-f]{32}(\.\w+)?$")
 LAYOUTS = (
     "train.csv or annotations/annotations_train.csv with train/<image_id>.dicom",
     "data.json with images/<image_id>.png (MedIAnomaly, DDAD)",
@@ -34,29 +36,33 @@ class Findings(NamedTuple):
 
     names: tuple[str, ...]
     boxes: tuple[Box, ...]
+    fault: str = ""  # why the rows of this image cannot be used
 
 
 def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
     """Choose 4000 + 1000 normals and 1000 abnormals: by ``data.json`` if there is one, else by the seed."""
-    tables = [path for path in tree if path.name in TABLES]
-    lists = [path for path in tree if path.name == "data.json"]
-    dicoms = {p.stem: p for p in tree if p.suffix in (".dicom", ".dcm") and p.parent.name == "train"}
-    pngs = {p.name: p for p in tree if p.parent.name == "images" and p.suffix.lower() in (".png", ".jpg", ".jpeg")}
-    chosen = _read_split(source / lists[0]) if lists else None
+    tables, problems = [path for path in tree if path.name in TABLES], list[str]()
+    found = (p for p in tree if p.suffix in (".dicom", ".dcm") and p.parent.name == "train")
+    dicoms = by_name(found, lambda path: path.stem, problems)
+    own = _own_list([path for path in tree if path.name == "data.json"], source)
+    chosen = _read_split(source / own) if own else None
     rules = [f"{settings.fit} to a square; images of more than 8 bits scaled by their own percentiles; MONOCHROME1 inverted"]
-    if chosen is not None and pngs and not dicoms:
+    if own is not None and chosen is not None and not dicoms:
+        pngs = [p for p in tree if p.parent == own.parent / "images" and p.suffix.lower() in (".png", ".jpg", ".jpeg")]
         return _ready(chosen, pngs, source, settings, rules)
     if not tables or not dicoms:
         raise not_found_error(source, "VinDr-CXR", LAYOUTS, tree)
     known = _read_table(source / tables[0])
     chosen = chosen or _random_split(known, settings.seed, dicoms.keys())
-    cases, problems = list[SourceCase](), list[str]()
+    cases = list[SourceCase]()
     for image, (split, label) in chosen.items():
         if image not in dicoms or image not in known:
             lacks = "train/ has no such DICOM" if image not in dicoms else f"{tables[0].name} does not list it"
             problems.append(f"{image}: {lacks}")
+        elif known[image].fault:
+            problems.append(f"{image}: {tables[0].name}, {known[image].fault}")
         elif label != bool(known[image].names):
-            problems.append(f"{image}: {lists[0].name} and {tables[0].name} disagree whether it is normal")
+            problems.append(f"{image}: data.json and {tables[0].name} disagree whether it is normal")
         else:
             convert = partial(_case, source / dicoms[image], image, split, label, known[image], settings)
             cases.append(SourceCase(image, image, (dicoms[image],), convert))
@@ -65,11 +71,28 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
         "normal: no radiologist found anything; abnormal: at least one did",
         "rough masks: the union of all radiologists' boxes",
     ]
-    rules += ["split: the benchmark's data.json" if lists else "split: by the seed, over images, because patients are not named"]
-    return Plan("DICOM and boxes", cases, expected, rules, problems, [_ROUGH])
+    rules += ["split: the benchmark's data.json" if own else "split: by the seed, over images, because patients are not named"]
+    spare = len(dicoms.keys() - chosen.keys())
+    notes = [_ROUGH, *([f"{spare} of {len(dicoms)} DICOM files are in no list of the split and are not used"] if spare else [])]
+    return Plan("DICOM and boxes", cases, expected, rules, problems, notes)
 
 
 _ROUGH = "masks are boxes and include healthy tissue: pixel metrics are rough, and the paper has none here"
+
+
+def _own_list(lists: list[Path], source: Path) -> Path | None:
+    """VinDr's own ``data.json``, which lists images by their ids; MedIAnomaly has one for each of its data sets."""
+    if not lists:
+        return None
+    own = [path for path in lists if all(IMAGE_ID.match(name) for _, _, name in read_medianomaly(source / path))]
+    if len(lists) > 1:
+        which = f"{own[0].parent.as_posix()} is VinDr's" if len(own) == 1 else "give the folder of one"
+        names = ", ".join(path.as_posix() for path in lists)
+        raise UserError(f"{source}: holds {len(lists)} data.json ({names}); --source must hold one, {which}")
+    if not own:
+        other = next(name for _, _, name in read_medianomaly(source / lists[0]) if not IMAGE_ID.match(name))
+        raise UserError(f"{source / lists[0]}: lists '{other}', not VinDr's images, which are named by 32 hexadecimal digits")
+    return own[0]
 
 
 def _expected(chosen: dict[str, tuple[str, int]]) -> list[tuple[str, int, int]]:
@@ -79,8 +102,8 @@ def _expected(chosen: dict[str, tuple[str, int]]) -> list[tuple[str, int, int]]:
 
 
 def _read_table(path: Path) -> dict[str, Findings]:
-    """Image → findings. A row without a finding has no box."""
-    names, boxes = dict[str, set[str]](), dict[str, list[Box]]()
+    """Image → findings. A row without a finding has no box; an image with a row that says too little is at fault alone."""
+    names, boxes, faults = dict[str, set[str]](), dict[str, list[Box]](), dict[str, str]()
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
@@ -91,13 +114,20 @@ def _read_table(path: Path) -> dict[str, Findings]:
             found, marked = names.setdefault(image, set()), boxes.setdefault(image, [])
             if row["class_name"] == NOTHING:
                 continue
+            if not row["class_name"]:
+                faults.setdefault(image, f"line {reader.line_num}: a row without a label")
+                continue
             found.add(row["class_name"])
             try:
                 left, top, right, bottom = (float(row[column]) for column in COLUMNS[2:])
-            except ValueError:
-                raise UserError(f"{path}, line {reader.line_num}: a finding without a box; is the table complete?") from None
-            marked.append((left, top, right, bottom))
-    return {image: Findings(tuple(sorted(found)), tuple(boxes[image])) for image, found in names.items()}
+                boxed = left < right and top < bottom
+            except (ValueError, TypeError):
+                boxed = False
+            if boxed:
+                marked.append((left, top, right, bottom))
+            else:
+                faults.setdefault(image, f"line {reader.line_num}: the finding '{row['class_name']}' without a box")
+    return {image: Findings(tuple(sorted(found)), tuple(boxes[image]), faults.get(image, "")) for image, found in names.items()}
 
 
 def _random_split(known: dict[str, Findings], seed: int, available: Collection[str]) -> dict[str, tuple[str, int]]:
@@ -120,15 +150,18 @@ def _read_split(path: Path) -> dict[str, tuple[str, int]]:
     return dict(rows)
 
 
-def _ready(chosen: dict[str, tuple[str, int]], pngs: dict[str, Path], source: Path, settings: Settings, rules: list[str]) -> Plan:
-    cases, problems, files = list[SourceCase](), list[str](), {Path(name).stem: path for name, path in pngs.items()}
+def _ready(chosen: dict[str, tuple[str, int]], pngs: list[Path], source: Path, settings: Settings, rules: list[str]) -> Plan:
+    cases, problems = list[SourceCase](), list[str]()
+    files = by_name(pngs, lambda path: path.stem, problems)
     for image, (split, label) in chosen.items():
         if image not in files:
             problems.append(f"images/{image}: listed in data.json, but not there")
             continue
         key = safe_name(image)
         cases.append(SourceCase(key, key, (files[image],), partial(_image, source / files[image], key, split, label, settings)))
+    spare = len(files.keys() - chosen.keys())
     notes = ["no masks: the PNGs were stretched to a square and come without boxes"]
+    notes += [f"{spare} of {len(files)} PNGs are not in data.json's train/0, test/0 or test/1 and are not used"] if spare else []
     return Plan("MedIAnomaly PNGs", cases, _expected(chosen), [*rules, "split: the benchmark's data.json"], problems, notes)
 
 

@@ -2,9 +2,11 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from reshift.datasets.brain_masks import BrainMasks, strip
 from reshift.datasets.plan import CaseResult, Plan, Settings, SourceCase, not_found_error, safe_name
 from reshift.datasets.samples import AREA_RULE, SHARE, SLICE_RULES, cut_slices, load_labelled_volume
 from reshift.errors import UserError
@@ -34,22 +36,36 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
         other = sorted({part for part, _, _ in found.values()})
         raise UserError(f"{source}: has no '{settings.protocol}' cases, only {', '.join(other)}; see --protocol")
     cases, problems = list[SourceCase](), list[str]()
+    brains = BrainMasks(settings.brain_masks, PARTS) if settings.brain_masks else None
     for case, (part, site, number) in chosen.items():
         if case not in masks:
             problems.append(f"{images[case].as_posix()}: has no wmh.nii.gz in its case's folder")
         elif case not in images:
             problems.append(f"{masks[case].as_posix()}: has no pre/FLAIR.nii.gz or orig/FLAIR.nii.gz beside it")
         else:
-            subject = safe_name(f"{site}-{number}")
-            convert = partial(_case, source / images[case], source / masks[case], subject, f"{site} {part}".strip(), settings)
-            cases.append(SourceCase(subject, subject, (images[case], masks[case]), convert))
+            subject, image = safe_name(f"{site}-{number}"), images[case]
+            try:
+                brain = brains.find(part, f"{site}/{number}", image.parent.name) if brains else None
+            except UserError as err:
+                problems.append(f"{image.as_posix()}: {err}")
+                continue
+            convert = partial(_case, source / image, source / masks[case], brain, subject, f"{site} {part}".strip(), settings)
+            cases.append(SourceCase(subject, subject, (image, masks[case], *([brain.absolute()] if brain else [])), convert))
+    notes = (
+        [f"{len(rest)} files of --brain-masks are not used, the first: {rest[0]}"] if brains and (rest := brains.unused()) else []
+    )
     expected = [(f"{part} cases", CASES[part], _count(chosen, part)) for part in wanted]
     rules = [*SLICE_RULES, AREA_RULE, "label 1: lesion; label 2: ignored; all images: test"]
     sites = dict(sorted(Counter(site for _, site, _ in chosen.values()).items()))
-    return Plan("WMH volumes", cases, expected, rules, problems, [_SKULL], {"sites": sites})
+    rules += ["everything outside the brain mask is 0"] if brains else []
+    caveat = None if brains else SKULL
+    return Plan("WMH volumes", cases, expected, rules, problems, notes, {"sites": sites}, caveat)
 
 
-_SKULL = "these images show the skull, BraTS does not: remove it (e.g. with HD-BET) before scoring with a BraTS model"
+SKULL = (
+    "the skull is on these images and not on BraTS's: a BraTS model scores skull and eyes; prepare them with --brain-masks "
+    "(HD-BET or SynthStrip)"
+)
 
 
 def _count(cases: dict[Path, tuple[str, str, str]], part: str) -> int:
@@ -64,6 +80,8 @@ def _place(case: Path) -> tuple[str, str, str]:
     return part, safe_name("-".join(folders)) or "unknown", number
 
 
-def _case(image: Path, mask: Path, key: str, note: str, settings: Settings) -> CaseResult:
+def _case(image: Path, mask: Path, brain: Path | None, key: str, note: str, settings: Settings) -> CaseResult:
     labelled = load_labelled_volume(image, mask, lesion=(1,), ignore=(2,))
+    if brain is not None:
+        labelled = replace(labelled, volume=strip(labelled.volume, brain))
     return cut_slices(labelled, labelled.volume.foreground_slices(SHARE), settings.size, key, lambda _: "test", note)

@@ -51,6 +51,7 @@ def evaluate(
     on_case: Callable[[Sample[Case]], object] = lambda _: None,
     *,
     keep_arrays: bool | Collection[str] = True,
+    data_caveat: str | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Score the test cases and write the results to ``out``; return the metrics and the cases that could not be read.
 
@@ -58,9 +59,10 @@ def evaluate(
 
     With ``indices`` (see ``normative_indices``) the quality of the restorations is measured, too. ``on_case`` is called with
     every predicted image. Image, map and mask are written to ``out/arrays`` if ``keep_arrays``, or of the cases it names.
+    ``data_caveat`` is what the data set says against itself; it goes to the warnings.
     """
     with output_folder(out), _written_aside(out) as folder:
-        return _evaluate(model, cases, folder, dataset, indices, on_case, keep_arrays=keep_arrays)
+        return _evaluate(model, cases, folder, dataset, indices, on_case, keep_arrays=keep_arrays, data_caveat=data_caveat)
 
 
 @contextmanager
@@ -97,6 +99,7 @@ def _evaluate(
     on_case: Callable[[Sample[Case]], object],
     *,
     keep_arrays: bool | Collection[str],
+    data_caveat: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
     begun = time.monotonic()
     calibration = model.bundle.calibration
@@ -120,7 +123,7 @@ def _evaluate(
         raise UserError(f"none of the {given} test images could be scored; the first: {errors[0]}")
     metrics = _metrics(model, rows, pixels, dataset, time.monotonic() - begun)
     warnings = [*_warnings(model.bundle, rows, errors), *model.warnings(), *(indices.warnings() if indices else [])]
-    metrics |= {"normative": indices and indices.result(), "warnings": warnings}
+    metrics |= {"normative": indices and indices.result(), "warnings": [*([data_caveat] if data_caveat else []), *warnings]}
     _save_counts(out, pixels, features)
     atomic_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     atomic_json(out / "metrics.json", metrics)

@@ -76,6 +76,7 @@ def evaluate_with_report(
     on_case: Callable[[Sample[Case]], object] = lambda _: None,
     *,
     keep_arrays: bool | Collection[str] = True,
+    data_caveat: str | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Evaluate (see ``evaluate``), and write ``report.html`` beside ``metrics.json``."""
     calibration = model.bundle.calibration
@@ -88,7 +89,7 @@ def evaluate_with_report(
         findings.add(item)
         on_case(item)
 
-    metrics, errors = evaluate(model, cases, out, dataset, indices, add, keep_arrays=keep_arrays)
+    metrics, errors = evaluate(model, cases, out, dataset, indices, add, keep_arrays=keep_arrays, data_caveat=data_caveat)
     rows = load_results(out).cases
     shown = [
         ReportCase(row["input"], row["label"], row["score"], row["p_value"], row["flag"], row["note"], *images)

@@ -111,7 +111,9 @@ def make_table(key: str, title: str, cells: Sequence[Cell], metrics: Sequence[Me
     if not kept:
         return None
     caveats = dict.fromkeys(row.caveat for row in rows if row.caveat)
-    table = Table(key, title, datasets, kept, tuple(rows), (*notes, *(f"† {text}" for text in caveats)))
+    of_data = {str(cell["dataset"]): cell["data_caveat"] for cell in cells if cell.get("data_caveat")}
+    about = [f"{name}: {of_data[name]}" for name in datasets if name in of_data]
+    table = Table(key, title, datasets, kept, tuple(rows), (*notes, *(f"† {text}" for text in caveats), *about))
     rows = [row._replace(entries={column: row.entries[column] for column in table.columns}) for row in rows]
     return table._replace(rows=tuple(_ranked(rows, table.columns)))
 
