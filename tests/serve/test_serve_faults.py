@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import assert_nothing_half_written, read_records, refused, run_process
+from PIL import Image
 from processes import alive, descendants, wait_until
 from servers import Server, launch, serving
 from test_serve import png
@@ -45,6 +46,13 @@ def scoring_process(server: Server) -> int:
 
 def many(count: int, seed: int = 0) -> list[tuple[str, bytes]]:
     return [(f"{i:03d}.png", png(seed + i)) for i in range(count)]
+
+
+def smooth_png(side: int) -> bytes:
+    """A picture of few bytes."""
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((side, side)).save(buffer, "png")
+    return buffer.getvalue()
 
 
 def zipped(files: list[tuple[str, bytes]]) -> bytes:
@@ -150,6 +158,10 @@ def test_a_full_disk_is_no_mistake_of_the_server(models: Path, tmp_path: Path) -
         answer = server.post(("a.png", png(0, 600, 600)))
         assert (answer.status_code, "disk is full" in answer.json()["detail"]) == (507, True)
         assert not list((tmp_path / "store" / "incoming").iterdir())
+        failed = server.ended(server.submit(("smooth.png", smooth_png(600))))  # its heat-map is larger than the image
+        assert (failed["state"], failed["failures"]) in (("failed", 0), ("done", 1)), failed
+        said = failed["error"] or server.cases(failed["id"])[0]["error"]
+        assert "File too large" in said, said
         assert server.http.get("/health").status_code == 200
         for _ in range(100):  # five at once, then one a second
             answer = server.http.get("/api/v1/session")

@@ -3,14 +3,12 @@
 Everything here runs in threads: one per worker listens to it. The database says what is to be done; this says what is being done.
 """
 
-import asyncio
 import json
 import logging
+import sqlite3
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from reshift.serve.devices import Device, Running, send, slots_of
 from reshift.serve.jobs import ENDED, Job, Jobs
 from reshift.serve.metrics import Metrics
 from reshift.serve.store import Store
+from reshift.serve.waiters import Waiters
 from reshift.system.workers import spawning
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ log = logging.getLogger("reshift.serve")
 
 MAX_ATTEMPTS = 2  # by workers that are killed
 RESTART_SECONDS = (0.0, 1.0, 5.0, 30.0)  # before a worker that dies again and again is started anew
+RETRY_SECONDS = 5.0  # before a job runs again whose end could not be stored: the disk is full, or fails
 STOPPED = "its worker process was killed twice, perhaps because memory ran out; send smaller images, or fewer at a time"
 
 
@@ -43,15 +43,13 @@ class Dispatcher:
         self, jobs: Jobs, store: Store, device: str, message: Message, public: Public, audit: Audit, metrics: Metrics
     ) -> None:
         self.jobs, self.store, self.message, self.public, self.audit, self.metrics = jobs, store, message, public, audit, metrics
-        self.lock, self.ended = threading.RLock(), threading.Condition()
+        self.lock, self.waiters = threading.RLock(), Waiters()
         self.devices = [Device(name) for name in device.split(",")]
         self.waiting: list[Job] = jobs.queued()
         self.closing = False
         self.answers: dict[str, tuple[threading.Event, dict[str, Any]]] = {}
         self.rate = 1.0  # seconds per job, lately
         self.last_end = time.monotonic()
-        self.watchers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self.loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Start a worker per device."""
@@ -120,33 +118,12 @@ class Dispatcher:
                     found.cancelled = True
                     send(device.pipe, {"kind": "cancel", "id": identifier})
         if self.jobs.finish(identifier, "cancelled"):
-            self._wake(identifier)
-        with self.ended:
-            self.ended.wait_for(lambda: self.running(identifier) is None, timeout=60.0)
+            self.waiters.wake(identifier)
+        self.waiters.wait_in_thread(lambda: self.running(identifier) is None, 60.0)
 
     async def ended_within(self, identifier: str, seconds: float) -> None:
         """Wait until a job has ended, or so long."""
-        self.loop, event = asyncio.get_running_loop(), asyncio.Event()
-        self.watchers[identifier].add(event)
-        try:
-            job = self.jobs.get(identifier)
-            if job is not None and job.state not in ENDED:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), seconds)
-        finally:
-            self.watchers[identifier].discard(event)
-            if not self.watchers[identifier]:
-                del self.watchers[identifier]
-
-    def _wake(self, identifier: str) -> None:
-        with self.ended:
-            self.ended.notify_all()
-        if self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._tell, identifier)
-
-    def _tell(self, identifier: str) -> None:
-        for event in self.watchers.get(identifier, ()):
-            event.set()
+        await self.waiters.wait(identifier, seconds, lambda: (job := self.jobs.get(identifier)) is None or job.state in ENDED)
 
     def ask(self, identifier: str, message: dict[str, Any], timeout: float = 60.0) -> dict[str, Any]:
         """Ask a worker for something other than a job, and wait for its answer."""
@@ -208,7 +185,13 @@ class Dispatcher:
             return
         values = {name: message[name] for name in ("failures", "cases") if name in message}
         error, notes = message.get("error"), [self.public(note) for note in message.get("notes", ())]
-        if self.jobs.finish(identifier, state, error and self.public(error), notes=notes, **values):
+        try:
+            ended = self.jobs.finish(identifier, state, error and self.public(error), notes=notes, **values)
+        except sqlite3.Error as err:
+            self._release(device, identifier)
+            self._run_later(running.job, err)
+            return
+        if ended:
             seconds = time.time() - running.job.created
             self.metrics.ended(state, message.get("cases", 0), seconds)
             self.audit.write(running.job.owner, f"job {state}", job=identifier, sha256=running.job.sha256)
@@ -219,7 +202,23 @@ class Dispatcher:
             device.running.pop(identifier, None)
             now = time.monotonic()
             self.rate, self.last_end = 0.9 * self.rate + 0.1 * min(60.0, now - self.last_end), now
-        self._wake(identifier)
+        self.waiters.wake(identifier)
+
+    def _run_later(self, job: Job, why: sqlite3.Error) -> None:
+        """Run a job again after a while; what it has scored is on the disk, so it takes no time."""
+        log.error("job %s could not be ended (%s); tried again in %g s", job.id, why, RETRY_SECONDS)
+        timer = threading.Timer(RETRY_SECONDS, self._run_again, [job])
+        timer.daemon = True
+        timer.start()
+
+    def _run_again(self, job: Job) -> None:
+        try:
+            found = None if self.closing else self.jobs.get(job.id)
+        except sqlite3.Error as err:
+            self._run_later(job, err)
+            return
+        if found is not None and found.state not in ENDED:
+            self.add(found)
 
     def _bury(self, device: Device) -> None:
         """A worker has ended. Its jobs are tried once more, each alone; then they fail."""
@@ -232,17 +231,24 @@ class Dispatcher:
             self.metrics.worker_deaths += 1
             log.warning("the worker of %s ended (exit code %s); it is started again", device.name, device.process.exitcode)
             for job in jobs:
-                if self.jobs.count_attempt(job.id) < MAX_ATTEMPTS:
-                    self.waiting.insert(0, job._replace(attempts=job.attempts + 1))
-                elif self.jobs.finish(job.id, "failed", STOPPED):
-                    self.metrics.ended("failed", 0, time.time() - job.created)
-                    self.audit.write(job.owner, "job failed", job=job.id, sha256=job.sha256)
+                try:
+                    self._take_back(job)
+                except sqlite3.Error as err:
+                    self._run_later(job, err)
         for job in jobs:
-            self._wake(job.id)
+            self.waiters.wake(job.id)
         time.sleep(RESTART_SECONDS[min(device.deaths - 1, len(RESTART_SECONDS) - 1)])
         with self.lock:
             if not self.closing:
                 self._start(device)
+
+    def _take_back(self, job: Job) -> None:
+        """The worker of a job was killed."""
+        if self.jobs.count_attempt(job.id) < MAX_ATTEMPTS:
+            self.waiting.insert(0, job._replace(attempts=job.attempts + 1))
+        elif self.jobs.finish(job.id, "failed", STOPPED):
+            self.metrics.ended("failed", 0, time.time() - job.created)
+            self.audit.write(job.owner, "job failed", job=job.id, sha256=job.sha256)
 
     # ---- handing out ----
 
@@ -256,7 +262,7 @@ class Dispatcher:
                         message = {**self.message(job), "id": job.id}
                     except UserError as err:  # what it should score is no longer there
                         self.jobs.finish(job.id, "failed", str(err))
-                        self._wake(job.id)
+                        self.waiters.wake(job.id)
                         continue
                     device.running[job.id] = Running(job, slots_of(job, device))
                     assert device.pipe is not None

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import sqlite3
 from http import HTTPStatus
 from typing import Any
 
@@ -56,13 +57,17 @@ def problem_response(
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 
-def disk_problem(err: OSError) -> Problem:
-    """A full disk is the server's state, not a mistake of its code or of the user."""
-    if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return Problem(
-            507, "the server's disk is full; delete jobs, or ask who runs it to make room", headers={"Retry-After": "60"}
-        )
-    raise err
+def disk_problem(err: OSError | sqlite3.Error) -> Problem:
+    """A disk that is full or fails is the server's state, not a mistake of its code or of the user."""
+    code = getattr(err, "errno", None)
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or getattr(err, "sqlite_errorname", "") == "SQLITE_FULL":
+        line, status = "the server's disk is full; delete jobs, or ask who runs it to make room", 507
+    elif code in (errno.EIO, errno.EROFS) or isinstance(err, sqlite3.OperationalError):
+        line, status = "the server cannot write to its disk at the moment; try again later, or tell who runs it", 503
+    else:
+        raise err
+    log.error("%s: %s", line, err)
+    return Problem(status, line, headers={"Retry-After": "60"})
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -81,7 +86,7 @@ def add_handlers(app: FastAPI) -> None:
         lines = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in err.errors()]
         return problem_response(422, lines[0] if lines else "the request is not valid", errors=lines)
 
-    async def disk(_: Request, err: OSError) -> Response:
+    async def disk(_: Request, err: OSError | sqlite3.Error) -> Response:
         found = disk_problem(err)
         return problem_response(found.status, found.detail, found.headers)
 
@@ -91,7 +96,7 @@ def add_handlers(app: FastAPI) -> None:
 
     handlers: dict[Any, Any] = {
         Problem: problem, UserError: mistake, HTTPException: http, RequestValidationError: invalid, OSError: disk,
-        Exception: crash,
+        sqlite3.Error: disk, Exception: crash,
     }  # fmt: skip
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)

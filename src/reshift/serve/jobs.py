@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reshift.errors import UserError
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -78,12 +80,15 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.RLock()
-        self.connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self.connection.row_factory = sqlite3.Row
-        path.chmod(0o600)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
-            self.connection.execute(f"PRAGMA {pragma}")
-        self.connection.executescript(SCHEMA)
+        try:
+            self.connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self.connection.row_factory = sqlite3.Row
+            path.chmod(0o600)
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
+                self.connection.execute(f"PRAGMA {pragma}")
+            self.connection.executescript(SCHEMA)
+        except sqlite3.Error as err:
+            raise UserError(f"{path}: cannot be used ({err}); make room, or choose another --store") from None
 
     def close(self) -> None:
         """End the connection."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from reshift.errors import UserError
 from reshift.system.cores import cores
-from reshift.system.workers import WorkerPool
+from reshift.system.workers import WorkerEndedError, WorkerPool
 
 Result = TypeVar("Result")
 CRASHED = (
@@ -42,9 +42,7 @@ class Readers:
             future: Future[Result] = pool.submit(0, function, *args)
             try:
                 return await asyncio.wrap_future(future)
-            except UserError:
-                if self._alive(pool):
-                    raise
+            except WorkerEndedError:
                 self._drop(place, pool)
         raise UserError(CRASHED)
 

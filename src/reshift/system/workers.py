@@ -42,6 +42,12 @@ ENVIRONMENT = {
 }
 
 Result = TypeVar("Result")
+
+
+class WorkerEndedError(UserError):
+    """A worker process was killed, or a library ended it."""
+
+
 _spawning = threading.RLock()  # what is changed while a process starts belongs to all threads
 
 
@@ -120,7 +126,7 @@ class _Process:
             value, error = _receive(self.pipe)
         except (OSError, EOFError):
             line = "a worker process that reads and writes images has ended, perhaps because memory ran out"
-            raise UserError(f"{line}; run the command again to continue, with {VARIABLE}=0 to use threads") from None
+            raise WorkerEndedError(f"{line}; run the command again to continue, with {VARIABLE}=0 to use threads") from None
         if error is not None:
             raise error
         answer: Result = value
