@@ -12,16 +12,16 @@ import sys
 import tempfile
 import threading
 import traceback
-from pathlib import Path
 from typing import Any
 
-HANGS = 120  # seconds after which a run is ended, which no round allows
+from serving import Jobs, drive, fork_processes
+
+HANGS = 300  # seconds after which a run is ended, which no round allows
 KINDS = ("none", "kill", "full", "eio", "fsync", "read-only", "eio-read", "clock")
 
 
 def serve() -> None:
     """Answer until stdin ends."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
     import bench_suites
 
     import reshift.bench.compute
@@ -29,6 +29,10 @@ def serve() -> None:
     import reshift.evaluation.evaluate
     import reshift.inference.score
     import reshift.reports.report
+    import reshift.serve.app
+    import reshift.serve.batching
+    import reshift.serve.views
+    import reshift.serve.worker
     import reshift.training.run
 
     assert reshift.training.run
@@ -38,16 +42,20 @@ def serve() -> None:
         print(json.dumps(_run(shim, **json.loads(line))), flush=True)
 
 
-def _run(shim: Any, args: list[str], kind: str, at: int, below: str) -> dict[str, Any]:
+def _run(shim: Any, args: list[str], kind: str, at: int, below: str, uploads: list[str], known: list[str]) -> dict[str, Any]:
+    jobs = Jobs([], {}, {})
     with tempfile.TemporaryFile() as said:
         child = os.fork()
         if child == 0:
             _child(shim, args, kind, at, below, said.fileno())
+        if args[0] == "serve":
+            jobs = drive(child, said.fileno(), uploads, known)
         _, status = os.waitpid(child, 0)
         said.seek(0)
         text, _, counts = said.read().decode(errors="replace").partition("\0")
     code = os.waitstatus_to_exitcode(status)
-    return {"code": code, "text": text, "operations": [int(n) for n in counts.split()] or [0, 0]}
+    operations = [int(n) for n in counts.split()] or [shim.fault_count(), shim.fault_reads()]
+    return {"code": code, "text": text, "operations": operations, "jobs": jobs}
 
 
 def _child(shim: Any, args: list[str], kind: str, at: int, below: str, said: int) -> None:
@@ -57,6 +65,7 @@ def _child(shim: Any, args: list[str], kind: str, at: int, below: str, said: int
     os.dup2(said, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["reshift", *args]
+    fork_processes()
     code = 99
     signal.alarm(HANGS)
     shim.fault_set(KINDS.index(kind), ctypes.c_long(at), below.encode())

@@ -1,5 +1,6 @@
 /* Faults on demand, for a process that is started with LD_PRELOAD. Operations that write below one folder are counted, and at
- * the chosen one the process is killed, or the operation fails, once or from then on. Build: cc -shared -fPIC -o shim.so shim.c -ldl
+ * the chosen one the process is killed, or the operation fails, once or from then on. Forked processes count together, so the
+ * fault meets one of them, or from then on all. Build: cc -shared -fPIC -o shim.so shim.c -ldl
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,16 +19,21 @@
 enum { NONE, KILL, FULL, EIO_WRITE, FSYNC, READ_ONLY, EIO_READ, CLOCK };
 
 static char folder[4096];
-static volatile long count, chosen, reads;
+static struct { volatile long count, reads; } *shared;
+static volatile long chosen;
 static volatile int kind;
+
+__attribute__((constructor)) static void begin(void) {
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
 
 void fault_set(int what, long at, const char *below) {
     snprintf(folder, sizeof folder, "%s", below);
-    count = reads = 0, chosen = at, kind = what;
+    shared->count = shared->reads = 0, chosen = at, kind = what;
 }
 
-long fault_count(void) { return count; }
-long fault_reads(void) { return reads; }
+long fault_count(void) { return shared->count; }
+long fault_reads(void) { return shared->reads; }
 
 static int below(const char *path) {
     return folder[0] && path && !strncmp(path, folder, strlen(folder));
@@ -43,7 +50,7 @@ static int fd_below(int fd) {
 
 /* One operation that writes: returns the error it has to fail with, or 0. */
 static int operation(int is_sync, int is_open) {
-    long now = __sync_add_and_fetch(&count, 1);
+    long now = __sync_add_and_fetch(&shared->count, 1);
     if (kind == KILL && now == chosen) kill(getpid(), SIGKILL);
     if (kind == FULL && now >= chosen && !is_sync) return ENOSPC;
     if (kind == EIO_WRITE && now == chosen) return EIO;
@@ -66,6 +73,21 @@ ssize_t write(int fd, const void *data, size_t size) {
 
 int fsync(int fd) {
     REAL(fsync);
+    int error = folder[0] && fd_below(fd) ? operation(1, 0) : 0;
+    if (error) FAIL(error);
+    return real(fd);
+}
+
+/* SQLite */
+ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
+    REAL(pwrite64);
+    int error = folder[0] && fd_below(fd) ? operation(0, 0) : 0;
+    if (error) FAIL(error);
+    return real(fd, data, size, at);
+}
+
+int fdatasync(int fd) {
+    REAL(fdatasync);
     int error = folder[0] && fd_below(fd) ? operation(1, 0) : 0;
     if (error) FAIL(error);
     return real(fd);
@@ -104,7 +126,7 @@ int open(const char *path, int flags, ...) {
 
 ssize_t read(int fd, void *data, size_t size) {
     REAL(read);
-    if (kind == EIO_READ && size > 0 && fd_below(fd) && __sync_add_and_fetch(&reads, 1) == chosen) FAIL(EIO);
+    if (kind == EIO_READ && size > 0 && fd_below(fd) && __sync_add_and_fetch(&shared->reads, 1) == chosen) FAIL(EIO);
     return real(fd, data, size);
 }
 
@@ -112,7 +134,7 @@ int clock_gettime(clockid_t id, struct timespec *now) {
     REAL(clock_gettime);
     int code = real(id, now);
     if (kind == CLOCK && id == CLOCK_REALTIME && !code) {
-        long step = __sync_add_and_fetch(&reads, 1) / (chosen ? chosen : 1);
+        long step = __sync_add_and_fetch(&shared->reads, 1) / (chosen ? chosen : 1);
         now->tv_sec += (step % 2 ? -1 : 1) * 86400 * (step % 40);
     }
     return code;
