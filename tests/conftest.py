@@ -22,21 +22,21 @@ os.environ["RESHIFT_CACHE"] = "off"  # a test that wants trained stages to be sh
 
 # Files that train, start processes, interpret kernels or open a browser: the longest first. `make test-fast` leaves them out.
 SLOW = (
-    "test_serve_faults", "test_serve_api", "test_serve_refusals", "test_serve",
+    "test_serve_faults", "test_serve_api", "test_page_access", "test_serve_refusals", "test_page", "test_serve",
     "test_sanity", "test_train", "test_ray", "test_benchmarks", "test_bench_killed",
     "test_interrupted", "test_thin_conv", "test_bench_smoke", "test_bench_stopped", "test_accelerate", "test_methods",
     "test_stagecache", "test_end_to_end", "test_batch_norm_relu", "test_batch_norm_relu_pool", "test_prepare_command",
-    "test_add_a_method", "test_adamw", "test_select", "test_sweep", "test_report", "test_figures_maps",
+    "test_brain_masks", "test_add_a_method", "test_adamw", "test_select", "test_sweep", "test_report", "test_figures_maps",
     "test_group_norm", "test_figures", "test_dae", "test_bench_run", "test_crossfit", "test_acquisition_features",
     "test_workers", "test_image_pool", "test_archive", "test_score_nothing_lost", "test_locks", "test_safe_path",
     "test_pixels", "test_attention", "test_autoencoders", "test_conv", "test_check", "test_nearest_code",
     "test_bench_engine", "test_bench_cells", "test_bench_tables", "test_bench_cost", "test_startup",
     "test_evaluate_again", "test_annotations", "test_pixel_intervals", "test_score_again", "test_compare",
     "test_guides", "test_package", "test_site",
-    "test_pacs_faults", "test_pacs_score", "test_pacs_killed", "test_pacs_listen",
+    "test_pacs_faults", "test_pacs_score", "test_pacs_killed", "test_pacs_listen", "test_pacs_privacy", "test_serve_privacy",
     "test_faults", "test_determinism", "test_supply_chain", "test_fuzz", "test_slow_files", "test_large_images",
     "test_score_dicom", "test_dicom_export", "test_shared_data", "test_pixel_allowance", "test_reshift", "test_acquisition",
-    "test_pull", "test_bundle_features", "test_export", "test_trace", "test_monai",
+    "test_pull", "test_bundle_features", "test_export", "test_trace", "test_monai", "test_large_sizes",
     "test_privacy", "test_findings_files", "test_dicom_valid", "test_anonymise",
 )  # fmt: skip
 
