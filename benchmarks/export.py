@@ -19,7 +19,7 @@ from measure import Rows, options
 from reshift.export.formats import FORMATS, write_model
 from reshift.export.trace import trace_predictor
 from reshift.inference.bundle import Bundle, build
-from reshift.inference.exported.load import load_runner
+from reshift.inference.exported.load import load_openvino, load_runner
 from reshift.inference.model import Model
 from reshift.training.run import resolve
 
@@ -30,12 +30,15 @@ def runners(method: str, profile: str, formats: list[str]) -> tuple[dict[str, Ru
     """What predicts, by name, and the side of the images. The graph is traced before layers get their fast twins."""
     config = resolve(method, profile, [])
     detector = build(config).eval().requires_grad_(False)
+    program = trace_predictor(detector, config.data.size, config.data.channels)
     found: dict[str, Run] = {}
     with tempfile.TemporaryDirectory() as aside:
-        for kind in formats:
-            folder = Path(aside) / kind
-            write_model(trace_predictor(detector, config.data.size, config.data.channels), kind, folder)
-            found[kind] = load_runner(folder / FORMATS[kind].model)
+        for kind in ("onnx", "torch"):
+            write_model(program, kind, Path(aside))
+            if kind in formats:
+                found[kind] = load_runner(Path(aside) / FORMATS[kind].model)
+        if "openvino" in formats:
+            found["openvino"] = load_openvino(Path(aside) / FORMATS["onnx"].model)
     model = Model(Bundle(detector, config, None, {}, ""), "cpu")
     return {"torch, as reshift score": lambda x: model.launch(x)(), **found}, config.data.size
 

@@ -14,7 +14,7 @@ from reshift.data.prepare import LUMA
 from reshift.errors import UserError
 from reshift.export.formats import FORMATS, check_packages, write_model, write_torch
 from reshift.export.monai import write_configs
-from reshift.export.parity import Parity, ParityError, compare
+from reshift.export.parity import Parity, ParityError, compare, parity_images
 from reshift.export.trace import trace_predictor, trace_rescorer
 from reshift.inference.bundle import Bundle, load_bundle
 from reshift.inference.calibration import Calibration
@@ -36,6 +36,7 @@ def export(bundle: Path, kind: str, out: Path, data: Path | None = None) -> Pari
     check_packages(kind)
     found = load_bundle(bundle)
     calibration = _check(bundle, found)
+    images = list(parity_images(found.config.data, data))  # what is wrong with them shows before the work
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent, ignore_cleanup_errors=True) as aside:
@@ -43,7 +44,7 @@ def export(bundle: Path, kind: str, out: Path, data: Path | None = None) -> Pari
         with writing(out):
             folder.mkdir()
         _write_models(found, kind, folder)  # before a model is made of the bundle: that replaces layers by fast twins
-        parity = compare(Model(found, "cpu"), load_runner(folder / FORMATS[kind].model), calibration, data)
+        parity = compare(Model(found, "cpu"), load_runner(folder / FORMATS[kind].model), calibration, images)
         if parity.wrong():
             raise ParityError(parity)
         _write_rest(bundle, found, kind, folder, parity)

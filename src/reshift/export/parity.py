@@ -23,6 +23,7 @@ from reshift.inference.exported.load import Runner
 from reshift.inference.model import Model
 from reshift.system.progress import progress
 
+Named = tuple[str, NDArray[np.float32]]  # a prepared image (C, S, S) and what it is called
 NORMALS = 6  # images that are compared, of the user's or drawn; each also with two of the seven kinds of shift
 SCORE_TOLERANCE = 1e-3  # of the standard deviation of the calibration normals' scores
 SMALLEST = 1e-6  # a tolerance of scores is not below: float32 has no more digits
@@ -95,9 +96,8 @@ class ParityError(UserError):
         self.table = parity.table()
 
 
-def compare(model: Model, runner: Runner, calibration: Calibration, data: Path | None) -> Parity:
+def compare(model: Model, runner: Runner, calibration: Calibration, images: Sequence[Named]) -> Parity:
     """Predict every image with both."""
-    images = list(parity_images(model.bundle.config.data, data))
     chosen, rows = calibration.reference, list[Row]()
     with progress("comparing", len(images)) as advance:
         for name, pixels in images:
@@ -111,7 +111,7 @@ def compare(model: Model, runner: Runner, calibration: Calibration, data: Path |
     return Parity(rows, max(SMALLEST, SCORE_TOLERANCE * spread), MAP_TOLERANCE * pixel)
 
 
-def parity_images(config: DataConfig, data: Path | None) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def parity_images(config: DataConfig, data: Path | None) -> Iterator[Named]:
     """Prepared images ``(C, S, S)``: normals, and two kinds of shift of each, in turns."""
     kinds = list(SHIFTS)
     for i, (name, pixels) in enumerate(_drawn(config) if data is None else _read(config, data)):
@@ -121,7 +121,7 @@ def parity_images(config: DataConfig, data: Path | None) -> Iterator[tuple[str, 
             yield f"{name} {kind}", apply_shift(pixels, kind, (0, j)).pixels
 
 
-def _drawn(config: DataConfig) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _drawn(config: DataConfig) -> Iterator[Named]:
     """A bundle holds no images: phantoms of every anatomy."""
     for i in range(NORMALS):
         kind = ANATOMIES[i % len(ANATOMIES)]
@@ -129,7 +129,7 @@ def _drawn(config: DataConfig) -> Iterator[tuple[str, NDArray[np.float32]]]:
         yield f"phantom {kind} {i}", prepare(Image(pixels[:, :, None], 8, Path("phantom")), config).pixels
 
 
-def _read(config: DataConfig, data: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _read(config: DataConfig, data: Path) -> Iterator[Named]:
     """Normals of the user's, spread over the data set."""
     normal = [case for case in load_cases(data, config.subject) if case.label == 0]
     cases = expand_volumes(_spread(normal), config)

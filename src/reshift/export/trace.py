@@ -64,7 +64,8 @@ def _trace(module: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
     shapes = {name: {0: batch} for name in inputs}
     try:
         with quiet(), torch.no_grad(), exportable_operations():
-            return torch.export.export(module.eval(), tuple(inputs.values()), dynamic_shapes=shapes, strict=False)
+            module.eval()(*inputs.values())  # what a network computes once and keeps must not be made of traced tensors
+            return torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False)
     except UserError:
         raise
     except Exception as err:  # torch has many words for "this code cannot be traced"
