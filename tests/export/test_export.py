@@ -49,8 +49,8 @@ def test_an_exported_folder_scores_like_its_bundle(
     mine, theirs = records(tmp_path / "export"), records(tmp_path / "bundle")
     assert [numbers(record)[1:] for record in mine] == [numbers(record)[1:] for record in theirs]
     np.testing.assert_allclose([r["score"] for r in mine], [r["score"] for r in theirs], rtol=1e-6)
-    maps = [np.load(tmp_path / name / mine[0]["map"]) for name in ("bundle", "export")]
-    np.testing.assert_allclose(*maps, atol=1e-5)
+    first, second = (np.load(tmp_path / name / mine[0]["map"]) for name in ("bundle", "export"))
+    np.testing.assert_allclose(first, second, atol=1e-5)
     refused(run_cli("score", exported, folder_of_images, "--out", tmp_path / "gpu", "--device", "cuda"), "runs on the CPU")
 
 

@@ -106,6 +106,7 @@ class MADAD(Detector):
     }  # fmt: skip
     alpha_bar: Tensor
     scale: Tensor
+    noise: Tensor
 
     def __init__(self, settings: MADADSettings, size: int, channels: int) -> None:
         super().__init__()
@@ -118,6 +119,9 @@ class MADAD(Detector):
         self.denoiser = MaskedUNet(s.latent_channels, s.widths, s.blocks, s.heads)
         self.register_buffer("alpha_bar", cosine_alpha_bar(s.timesteps), persistent=False)
         self.register_buffer("scale", torch.ones(()))  # multiplies latents, so that they have unit variance
+        generator = torch.Generator().manual_seed(s.inference_seed)
+        noise = torch.randn(s.timesteps, s.latent_channels, self.grid, self.grid, generator=generator)
+        self.register_buffer("noise", noise, persistent=False)  # of every step, shared by all images
 
     # ---- training --------------------------------------------------------------------------------------------------
 
@@ -180,11 +184,9 @@ class MADAD(Detector):
     def correct(self, z: Tensor) -> Tensor:
         """Treat ``z (B, d, h, w)`` as z_T (or z_start) and denoise it to z_0; cells that look clean stay as they are."""
         s = self.settings
-        generator = torch.Generator().manual_seed(s.inference_seed)
-        noise = torch.randn(s.timesteps, *z.shape[1:], generator=generator).to(z.device)  # shared by all images
         for t in range(s.start or s.timesteps, 0, -1):
             z0_hat, K_hat = self.denoiser(z, torch.full((z.shape[0],), t, device=z.device))
-            moved = ddim_step(z, z0_hat, noise[t - 1], self.alpha_bar[t], self.alpha_bar[t - 1], s.eta)
+            moved = ddim_step(z, z0_hat, self.noise[t - 1], self.alpha_bar[t], self.alpha_bar[t - 1], s.eta)
             z = torch.where(K_hat < s.threshold, moved, z)
         return z
 
