@@ -51,6 +51,27 @@ def smaller_smoke(folder: Path) -> Path:
     return write_suite(folder, text)
 
 
+TINY = (
+    (r'^profile = "paper"', 'profile = "quick"'),
+    (r"holdout = 0.0", "holdout = 0.0, size = 32"),
+    (r"(\w*epochs) = [0-9_]+", r"\1 = 1"),
+    (r'reference = "training"', 'reference = "training", training_sample = 2'),
+    (r"stride = 5 ", "stride = 125 "),
+    (r'"(tinyvit-sam|dinov2-small)"', '"efficientnet-lite0"'),  # the others would have to be pulled
+    (r"(values|at) = \[((?:[^,]+, ){2}[^,]+), .+\]", r"\1 = [\2]"),
+    (r'^(method = "(ddpm|anoddpm|autoddpm|thor-.*)")$', r"\1\nset = { model = { stride = 50, widths = [16, 32] } }"),
+    (r"^set = \{ model = \{ stride = 1 \} \}.*$", "set = { model = { stride = 100, widths = [16, 32] } }"),
+)
+
+
+def tiny_suite(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """A suite of this repository with every row, but small images and networks, one update per stage, three values per sweep."""
+    text = (SUITES / f"{name}.toml").read_text()
+    for pattern, smaller in (*TINY, *changes):
+        text = re.sub(pattern, smaller, text, flags=re.MULTILINE)
+    return write_suite(folder, text)
+
+
 def write_suite(folder: Path, *parts: str) -> Path:
     path = folder / "suite.toml"
     path.write_text("\n".join(parts))

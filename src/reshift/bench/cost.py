@@ -65,7 +65,8 @@ def estimate(tasks: Sequence[Task], done: Sequence[Mapping[str, Any]], workers: 
 def _speed_settings(spec: Spec) -> list[Any]:
     """The settings that decide the speed; the length of the training does not."""
     model = {name: value for name, value in spec.config["model"].items() if not name.endswith("epochs")}
-    return [spec.method, model, spec.config["data"], spec.config["train"]["batch"]]
+    data = {name: value for name, value in spec.config["data"].items() if name != "holdout"}
+    return [spec.method, model, data, spec.config["train"]["batch"], spec.config["train"]["amp"]]
 
 
 def _rate(spec: Spec, done: Sequence[Mapping[str, Any]], device: str) -> Rate | str:

@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 _CHAIN = "its chain of denoising steps would be as many copies of its network in one graph"
 METHODS: dict[str, Entry] = {
     "reshift": Entry("reshift.method:Reshift", "dense reconstruction-shift discrimination with pretrained features"),
-    "dmd": Entry("dmd.method:DMD", "discriminative mask-guided latent diffusion, exactly as the paper describes it"),
+    "dmd": Entry("dmd.method:DMD", "the paper's method: discriminative mask-guided latent diffusion"),
     "ae": Entry("autoencoder:AE", "convolutional autoencoder; sees 64×64 pixels, its maps are enlarged"),
     "vae": Entry("autoencoder:VAE", "variational autoencoder; sees 64×64 pixels, its maps are enlarged"),
     "fanogan": Entry("fanogan:FAnoGAN", "f-AnoGAN: WGAN-GP and an encoder into its latent space"),
@@ -46,7 +46,8 @@ METHODS: dict[str, Entry] = {
     "diffuse": Entry(
         "diffusion.diffuse:Diffuse",
         "Dif-fuse†: edit what the network would change most, keep the rest",
-        "diffuse† is a stand-in: Dif-fuse itself learns where to edit from labelled diseased images, which no other method sees",
+        "diffuse† is a stand-in: Dif-fuse learns where to edit from labelled diseased images, which no other method sees; here the "
+        "region is what the same DDPM would change most",
         _CHAIN,
     ),
     "cddpm": Entry("diffusion.cddpm:CDDPM", "cDDPM: one-step restoration conditioned on an image code"),
