@@ -79,7 +79,8 @@ def test_claims_in_miniature(run_cli: Cli, stand_ins: Path, tmp_path: Path) -> N
     assert len(kept) == 2
 
 
-def test_competitors_in_miniature(run_cli: Cli, stand_ins: Path, tmp_path: Path) -> None:
+def test_competitors_in_miniature(run_cli: Cli, stand_ins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RESHIFT_CACHE")  # stages are shared in the folder of the suite
     suite, out = tiny_suite(tmp_path, "competitors"), tmp_path / "out"
     found = run_cli("bench", suite, "--data", stand_ins, "--out", out, "--only", "busi-[adv]*")
     assert found.code == 0, found.err

@@ -46,8 +46,8 @@ METHODS: dict[str, Entry] = {
     "diffuse": Entry(
         "diffusion.diffuse:Diffuse",
         "Dif-fuse†: edit what the network would change most, keep the rest",
-        "diffuse† is a stand-in: Dif-fuse learns where to edit from labelled diseased images, which no other method sees; here the "
-        "region is what the same DDPM would change most",
+        "diffuse† is a stand-in: Dif-fuse learns where to edit from labelled diseased images, which no other method sees; here "
+        "the region is what the same DDPM would change most",
         _CHAIN,
     ),
     "cddpm": Entry("diffusion.cddpm:CDDPM", "cDDPM: one-step restoration conditioned on an image code"),
