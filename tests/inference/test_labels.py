@@ -71,7 +71,7 @@ def test_an_unlike_image_gets_a_notice_and_no_colour(calibration: Calibration) -
 
 
 def test_a_preview_of_an_unlike_image_has_no_colour(calibration: Calibration) -> None:
-    image = Image(PIXELS.astype(np.uint8))
+    image = Image(PIXELS.astype(np.uint8), 8, Path("a.png"))
     seen = preview_tile(image, HEAT, NUMBERS, calibration)
     assert (np.ptp(seen.astype(int), axis=-1) > 30).any()
     unlike = preview_tile(image, HEAT, {**NUMBERS, "unlike": True}, calibration, 7)
