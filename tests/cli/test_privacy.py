@@ -106,6 +106,11 @@ def test_canaries_stay_in_the_dicom_objects_that_need_them(commands: Commands, t
     commands("evaluate", bundle, "--data", manifest, "--out", made / "one")
     shutil.copytree(made / "one", made / "two")
     commands("compare", made / "one", made / "two", "--out", made / "compare")
+    commands("figures", made / "one", "--out", made / "figures")
+    commands("push", bundle, f"{made}/pushed")
+    commands("pull", f"{made}/pushed", "--out", made / "pulled")
+    commands("doctor", codes=(0, 3))
+    commands("cache", "list")
     assert any((made / "reshift_cache").rglob("*"))
     assert leaks(made, commands.said, allowed=(".dcm",)) == []
     assert leaks(made / "anonymous", "") == []

@@ -12,7 +12,7 @@ import pytest
 from helpers import BRIGHTNESS, Cli, Outcome, noise, read_records, refused, save, write_manifest
 from numpy.typing import NDArray
 from torch import Tensor
-from volumes import canonical_affine, head, save_nifti, stored
+from volumes import SPACING, canonical_affine, head, save_nifti, stored
 
 from reshift.data.cases import Case, expand_volumes
 from reshift.data.manifest import load_cases
@@ -120,12 +120,12 @@ def test_stacks_of_slices_and_of_pictures() -> None:
     assert [c.name for c in together(cases)] == ["d", "a", "b", "c", "x#4", "x#5", "y#4", "y#5"]
 
 
-def heads(folder: Path, count: int, split: str) -> list[str]:
+def heads(folder: Path, count: int, split: str, spacing: tuple[float, float, float] = SPACING) -> list[str]:
     """Manifest rows of volumes that are exactly black outside the head."""
-    rows = []
+    rows, affine = [], canonical_affine(spacing=spacing)
     for seed in range(count):
         array = head(seed)
-        save_nifti(folder / f"{split}{seed}.nii", *stored(np.where(array < 120.0, 0.0, array), ORIENTATION, canonical_affine()))
+        save_nifti(folder / f"{split}{seed}.nii", *stored(np.where(array < 120.0, 0.0, array), ORIENTATION, affine))
         rows.append(f"{split}{seed}.nii,,{split}{seed},0,{split},")
     return rows
 
@@ -243,6 +243,28 @@ def test_pictures_with_a_position(tmp_path: Path) -> None:
     assert redone.held_out is not None
     assert redone.training is not None
     assert redone.held_out.scores == redone.training.scores
+
+
+def test_thin_slices_are_averaged_over_the_same_millimetres(tmp_path: Path) -> None:
+    """Half as far apart, slices count half: as many millimetres agree as in the volumes that set the thresholds."""
+    thin = (SPACING[0] / 2, *SPACING[1:])
+    write_manifest(tmp_path, *heads(tmp_path, 2, "train"), *heads(tmp_path, 1, "test", thin))
+    models = [load_model(grey(tmp_path, tmp_path / f"run{sigma}", consensus=sigma), "cpu") for sigma in (0.0, 1.0)]
+    assert [model.bundle.config.data.slice_mm for model in models] == [0.0, pytest.approx(SPACING[0])]
+    alone, agreed = (run_evaluation(model, tmp_path, tmp_path / f"out{i}") for i, model in enumerate(models))
+    maps = np.stack([item.heatmap for item in alone.values()])
+    at = [float(item.case.slice or 0) for item in alone.values()]
+    for name, wanted, by_slices in zip(alone, smooth(maps, [k / 2 for k in at], 1.0), smooth(maps, at, 1.0), strict=True):
+        np.testing.assert_allclose(agreed[name].heatmap, wanted, rtol=1e-5, atol=1e-7)
+        assert not np.allclose(wanted, by_slices, rtol=1e-3)
+
+
+def test_a_failed_slice_does_not_part_its_stack() -> None:
+    maps = some_maps(3)
+    found = list(smooth_stack([(0.0, maps[0]), (0.0, None), (1.0, maps[1]), (2.0, maps[2])], 1.0))
+    assert found[1] is None
+    kept = [one for one in found if one is not None]
+    np.testing.assert_array_equal(np.stack(kept), smooth(maps, [0, 1, 2], 1.0))
 
 
 def test_a_sample_of_normals_has_whole_stacks(volumes: tuple[Path, Path, Path]) -> None:

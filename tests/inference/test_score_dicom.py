@@ -122,6 +122,25 @@ def test_dicom_results_beside_the_maps(run_cli: Cli, tiny_bundle: Path, tmp_path
     np.testing.assert_array_equal(np.sort(stored[stored != mapped.FloatPixelPaddingValue]), seen)
 
 
+def test_some_kinds_of_dicom_results(run_cli: Cli, tiny_bundle: Path, tmp_path: Path) -> None:
+    pytest.importorskip("highdicom", reason="reshift[dicom] is not installed")
+    series(tmp_path / "scan")
+
+    def made(name: str, *kinds: str) -> dict[str, str]:
+        out = tmp_path / name
+        assert run_cli("score", tiny_bundle, tmp_path / "scan", "--out", out, "--dicom-out", *kinds).code == 0
+        return {path.name: pydicom.dcmread(path).SOPInstanceUID for path in (out / "dicom").rglob("*.dcm")}
+
+    every, some = made("every"), made("some", "--dicom-kinds", "mask, report")
+    assert sorted(some) == ["mask.dcm", "report.dcm"]
+    assert some.items() < every.items()  # the same objects, whatever else is made
+    assert sorted(made("map", "--dicom-kinds", "map")) == ["map.dcm"]
+    wrong = ("score", tiny_bundle, tmp_path / "scan", "--out", tmp_path / "no", "--dicom-out", "--dicom-kinds")
+    refused(run_cli(*wrong, "mask,seg"), "'seg' is not known", "mask, report, map, overlay")
+    refused(run_cli(*wrong, "report"), "ask for both: mask,report")
+    assert not (tmp_path / "no").exists()
+
+
 def test_dicom_results_need_the_extra_and_a_threshold(
     run_cli: Cli, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ from helpers import Cli, refused
 from orthanc import Orthanc
 from pacs_studies import STUDY, states, write_study
 
+from reshift.pacs.query import parse_since
+
 
 def score(run_cli: Cli, bundle: Path, archive: Orthanc, out: Path, *more: object) -> str:
     outcome = run_cli("pacs", "score", bundle, "--dicomweb", archive.dicomweb, "--out", out, *more)
@@ -74,6 +76,16 @@ def test_filters(run_cli: Cli, tiny_bundle: Path, archive: Orthanc, tmp_path: Pa
     few = tmp_path / "few"
     for wanted in (1, 2, 4):  # the next run takes the next study
         assert score(run_cli, tiny_bundle, archive, few, "--max-studies", "1").split(",")[1] == f" {wanted} scored"
+
+
+def test_clocks_that_differ_lose_no_study(run_cli: Cli, tiny_bundle: Path, archive: Orthanc, tmp_path: Path) -> None:
+    """A study that a slow clock has dated a day early, and one that a fast clock has dated in the future, are both found."""
+    for number, date in ((1, "20260113"), (2, "20260114"), (3, "20991231")):
+        archive.upload(write_study(tmp_path, number, 3, StudyDate=date))
+    found = score(run_cli, tiny_bundle, archive, tmp_path / "out", "--new-since", "2026-01-15", "--dicom-kinds", "mask")
+    assert found.startswith("2 series, 2 scored")
+    assert {path.name for path in (tmp_path / "out" / "series").rglob("*.dcm")} == {"mask.dcm"}
+    assert parse_since("last", "2026-01-15T00:10:00+00:00") == "20260114-"
 
 
 def test_what_is_no_image_is_left_out(run_cli: Cli, tiny_bundle: Path, archive: Orthanc, tmp_path: Path) -> None:
