@@ -1,5 +1,6 @@
 """The page of ``reshift serve`` in a real browser: opened, watched for anything unexpected, and read pixel by pixel."""
 
+import base64
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +19,7 @@ from reshift.data.phantom import Phantom, draw
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
 SIZE = 64
-READ = """([plane]) => {
-  const canvas = document.querySelector(`[data-plane="${plane}"] canvas`);
-  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-  return [canvas.width, canvas.height, Array.from(pixels.data)];
-}"""
+READ = """(plane) => document.querySelector(`[data-plane="${plane}"] canvas`).toDataURL("image/png")"""
 
 
 @contextmanager
@@ -41,9 +38,9 @@ class Watched:
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.url, self.host = url, urlsplit(url).netloc
-        self.context = browser.new_context(accept_downloads=True, **{"viewport": {"width": 1440, "height": 900}, **options})
+        self.context = browser.new_context(accept_downloads=True, **{"viewport": {"width": 1300, "height": 760}, **options})
         self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(120_000)  # busy machines
         self.problems: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", self._said)
@@ -73,8 +70,8 @@ class Watched:
     def pixels(self, plane: str = "axial") -> NDArray[np.uint8]:
         """What a viewport shows, ``(rows, columns, RGBA)``."""
         self.settle()
-        width, height, values = self.page.evaluate(READ, [plane])
-        return np.array(values, dtype=np.uint8).reshape(height, width, 4)
+        packed = base64.b64decode(self.page.evaluate(READ, plane).partition(",")[2])
+        return np.asarray(Image.open(io.BytesIO(packed)).convert("RGBA"))
 
     def close(self) -> None:
         """End, and fail if anything unexpected has happened."""

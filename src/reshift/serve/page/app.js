@@ -2,8 +2,13 @@
 
 import { API, json, session } from "./api.js";
 import { announce, at, el, icon, remember, remembered, toast } from "./dom.js";
+import * as evaluations from "./evaluations.js";
+import * as home from "./home.js";
+import * as models from "./models.js";
+import * as trainings from "./trainings.js";
+import * as work from "./work.js";
 
-const VIEWS = { "": "home", jobs: "work", models: "models", trainings: "trainings", evaluations: "evaluations" };
+const VIEWS = { home, work, models, trainings, evaluations }; // all at once: a view must not be missing when the network is
 const TITLES = { home: "Cases", work: "Job", models: "Models", trainings: "Trainings", evaluations: "Evaluations" };
 let current = { name: null, first: null, view: null };
 let turn = 0;
@@ -11,7 +16,7 @@ let turn = 0;
 async function route() {
   if (!session.user) return;
   const [section = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  const name = VIEWS[section] ?? "home";
+  const name = section === "jobs" ? "work" : section in VIEWS ? section : "home";
   const parameters = name === "home" ? [] : rest;
   if (current.view?.update && current.name === name && current.first === parameters[0]) return current.view.update(parameters);
   const mine = ++turn;
@@ -25,10 +30,10 @@ async function route() {
   const main = at("main");
   main.setAttribute("aria-busy", "true");
   try {
-    const { show } = await import(`./${name}.js`);
     const place = el("div", { class: "view" });
     main.replaceChildren(place);
-    const view = await show(place, parameters);
+    const view = await VIEWS[name].show(place, parameters);
+    if (document.activeElement === document.body) main.focus({ preventScroll: true }); // what had the focus is gone
     if (mine === turn) current.view = view;
     else view?.close?.();
   } catch (err) {

@@ -77,6 +77,8 @@ export class CaseList {
   async refresh() {
     const shown = [...this._range()].map((index) => Math.floor(index / PAGE));
     for (const number_ of new Set([0, ...shown])) await this._fetch(number_);
+    const place = this.chosen ? this._indexOf(this.chosen.id) : -1;
+    if (place >= 0) this.chosen.index = place; // others may have come before it
     this._draw(true);
   }
 
@@ -94,7 +96,7 @@ export class CaseList {
   async _again() {
     this.box.scrollTop = 0;
     await this.open(this.job);
-    this.chosen = null;
+    if (this.chosen) this.chosen.index = this._indexOf(this.chosen.id);
     this._mark();
   }
 
@@ -217,15 +219,20 @@ export class CaseList {
 
   // By identifier, as an address names it; a case that is not on the first page is shown without its row.
   async selectId(id) {
-    const first = this.pages.get(0);
-    const index = Array.isArray(first) ? first.findIndex((item) => item.id === id) : -1;
+    const index = this._indexOf(id);
     if (index >= 0) return this.select(index);
     this.chosen = { id, index: -1 };
     this.choose(await json(`${this.job.url}/cases/${id}`));
   }
 
   step(steps) {
-    return this.select(this.chosen ? this.chosen.index + steps : 0);
+    return this.select((this.chosen?.index ?? -1) + steps);
+  }
+
+  // On the first page; -1 where it is not there.
+  _indexOf(id) {
+    const first = this.pages.get(0);
+    return Array.isArray(first) ? first.findIndex((item) => item.id === id) : -1;
   }
 
   _reveal(index) {
@@ -261,19 +268,18 @@ function facts(item) {
 }
 
 function marks(item) {
-  const review =
-    item.review &&
-    badge(
-      item.review.verdict,
-      item.review.verdict === "accept" ? "check" : "close",
-      `${item.review.verdict === "accept" ? "accepted" : "rejected"}${item.review.rating ? ` ${item.review.rating}/5` : ""}`,
-    );
   const flag = item.error
     ? badge("error", "warning", "error")
     : item.unlike
       ? badge("unlike", "warning", "unlike")
-      : item.flag
-        ? badge("flagged", "flag", "flagged")
-        : null;
-  return el("div", { class: "case-marks", role: "none" }, flag, review);
+      : item.flag && badge("flagged", "flag", "flagged");
+  return el("div", { class: "case-marks", role: "none" }, flag, item.review && verdict(item.review));
+}
+
+// Short, so that the score beside it stays in sight.
+function verdict({ verdict: name, rating }) {
+  const made = badge(name, name === "accept" ? "check" : "close", rating ? `${rating}/5` : "");
+  made.title = `${name}ed`;
+  made.append(el("span", { class: "visually-hidden", text: made.title }));
+  return made;
 }

@@ -84,15 +84,22 @@ export class Controls {
   }
 
   // A new case: what its job says of thresholds. A threshold that the reader moved stays within the job.
-  calibrate(job, pixelThreshold, heatScale, highest) {
-    this.top = Math.max(2 * (heatScale ?? 0), highest, 1e-12);
-    this.look.full = heatScale ?? highest;
-    if (this.job !== job) {
-      this.job = job;
-      this.calibrated = pixelThreshold ?? highest / 2;
-      this.look.threshold = this.calibrated;
-    }
+  calibrate(job, pixelThreshold, heatScale) {
+    if (this.job === job) return;
+    this.job = job;
+    this.calibrated = pixelThreshold;
+    this.top = 2 * (heatScale ?? 0.5);
+    Object.assign(this.look, { threshold: pixelThreshold ?? 0, full: heatScale ?? 1 });
     this._show();
+  }
+
+  // The highest value of a case. It decides what is marked only where the model has no calibration.
+  reach(highest) {
+    this.top = Math.max(this.top, highest, 1e-12);
+    if (this.calibrated !== null) return this._show();
+    this.calibrated = highest / 2;
+    this.look.full = highest;
+    this.setThreshold(this.calibrated);
   }
 
   setThreshold(value) {

@@ -271,6 +271,9 @@ function progress(now, bar, state, size) {
     state.textContent = `${now.why}; trying again in ${now.waiting} s`;
     return;
   }
+  const quarter = Math.floor((4 * now.sent) / (now.total || 1));
+  if (quarter !== Number(bar.dataset.quarter ?? 0)) announce(`Upload ${25 * quarter} %`);
+  bar.dataset.quarter = quarter;
   bar.max = now.total || size || 1;
   bar.value = now.sent;
   state.textContent = now.sent < now.total ? `${bytes(now.sent)} of ${bytes(now.total)}` : "Checking the files…";

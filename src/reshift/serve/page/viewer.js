@@ -62,6 +62,7 @@ export class Viewer {
     if (!about.grid) return about;
     this.window = [...about.grid.window];
     this.voxel = firstPlace(about);
+    this.controls.calibrate(job.url, about.pixel_threshold, about.heat_scale);
     this.controls.setHeat(about.unlike ? false : this.controls.look.heat || this.hidden);
     this.hidden = about.unlike; // shown again at the next case
     for (const name of about.grid.volume ? ["axial", "coronal", "sagittal"] : ["axial"]) this._add(name, { zoom: 1, x: 0, y: 0 });
@@ -234,13 +235,7 @@ export class Viewer {
       plane(address(about, "heat", name, index)),
     ]);
     if (this.about !== about) return;
-    if (name === "axial")
-      this.controls.calibrate(
-        about.url.split("/cases/")[0],
-        about.pixel_threshold,
-        about.heat_scale,
-        heat.scale * 65534 + heat.offset,
-      );
+    this.controls.reach(heat.scale * 65534 + heat.offset);
     port.setImage(image, this.window);
     port.setHeat(heat, this.controls.look);
     port.say("");
