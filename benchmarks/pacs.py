@@ -25,11 +25,18 @@ from pacs_studies import STUDY
 
 from measure import Rows, options
 from reshift.inference.model import Model, load_model
+from reshift.inference.outputs import KINDS
 from reshift.pacs.archive import Archive, Options, dicomweb_client
 from reshift.pacs.fetch import Fetched, Inbox, fetch_series
 from reshift.pacs.query import Filters, list_instances
 from reshift.pacs.run import Plan, score_archive
 from reshift.training.run import resolve, train_run
+
+RUNS = (  # name, whether results are stored, and which are made
+    ("fetch and score, mask and report", False, ("mask", "report")),
+    ("fetch and score, all results", False, KINDS),
+    ("fetch, score and push, all results", True, KINDS),
+)
 
 
 def main() -> None:
@@ -72,10 +79,9 @@ def measure(rows: Rows, archive: Orthanc, model: Model, folder: Path, studies: i
     rows.add("pacs", "dicomweb-client, fetching alone", 60 * studies / floor, "studies/min")
     fetching = seconds(lambda: [fetch(connection, folder / f"fetched{n}", n) for n in range(1, studies + 1)])
     rows.add("pacs", "our fetching alone, to files", 60 * studies / fetching, "studies/min")
-    for push in (False, True):
-        plan = Plan(connection.options, folder / f"out{push}", Filters(), push=push, overlays="none")
+    for what, push, kinds in RUNS:
+        plan = Plan(connection.options, folder / what, Filters(), push=push, overlays="none", kinds=kinds)
         done = score_archive(model, plan)
-        what = "fetch, score and push" if push else "fetch and score"
         rows.add("pacs", what, 60 * studies / done.seconds, "studies/min")
         rows.add("pacs", f"{what}: share of time the model waits", done.waited / done.seconds, "")
 
