@@ -23,7 +23,7 @@ os.environ["RESHIFT_CACHE"] = "off"  # a test that wants trained stages to be sh
 # Files that train, start processes, interpret kernels or open a browser: the longest first. `make test-fast` leaves them out.
 SLOW = (
     "test_serve_faults", "test_serve_api", "test_page_access", "test_serve_refusals", "test_page", "test_serve",
-    "test_sanity", "test_train", "test_ray", "test_benchmarks", "test_bench_killed",
+    "test_sanity", "test_train", "test_ray", "test_benchmarks", "test_bench_killed", "test_bench_paper",
     "test_interrupted", "test_thin_conv", "test_bench_smoke", "test_bench_stopped", "test_accelerate", "test_methods",
     "test_stagecache", "test_end_to_end", "test_batch_norm_relu", "test_batch_norm_relu_pool", "test_prepare_command",
     "test_brain_masks", "test_add_a_method", "test_adamw", "test_select", "test_sweep", "test_report", "test_figures_maps",

@@ -10,13 +10,13 @@ from bench_cells import cell
 from bench_suites import HEAD, write_suite
 
 from reshift.bench.cells import Task
-from reshift.bench.cost import Rate, _seconds, shared_stages
+from reshift.bench.cost import _seconds, shared_stages
 from reshift.bench.local_engine import next_task
 from reshift.bench.observe import MapScores, Rules, even_cases
 from reshift.bench.plan import group_tasks, plan
 from reshift.bench.suite import load_suite
 from reshift.bench.tables.cell_metrics import extra_tables
-from reshift.bench.trial import _CutChains
+from reshift.bench.trial import Rate, _CutChains
 from reshift.data.cases import Case
 from reshift.inference.stream import Sample
 
@@ -76,7 +76,7 @@ def test_kept_cases_depend_on_the_list_alone() -> None:
 
 
 def test_extra_tables_of_cells() -> None:
-    extra = {
+    extra: dict[str, Any] = {
         "thresholds": {"training": {"f1": 0.5, "fpr": 0.1, "tpr": 0.4, "dice": None}},
         "map_scores": {"mean": {"auc": 0.6, "ap": 0.7}, "top": {"auc": 0.8, "ap": 0.9}},
         "training": {"training": {"code_usage": 0.25, "code_perplexity": 12.0, "reconstruction_error": 0.05}, "test": {}},

@@ -1,6 +1,7 @@
 """Suites: the cells they describe, the messages about a mistake, and the suites of this repository."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_suites import BRIGHTNESS, DAE, HEAD, SUITES, SWEEP, write_suite
@@ -241,7 +242,7 @@ def test_the_sweeps_are_of_inference_where_nothing_is_trained_anew() -> None:
 @pytest.mark.parametrize("name", ["sensitivity", "claims"])
 def test_three_methods_share_the_figure_of_timesteps(name: str) -> None:
     drawn = [entry for entry in rows(name).values() if entry.setting and entry.setting.get("figure") == "timestep"]
-    places: dict[str, list[float]] = {}
+    places: dict[str, list[Any]] = {}
     for entry in drawn:
         value = entry.setting["value"] if entry.setting else None
         at = entry.setting.get("at", value[0] if isinstance(value, list) else value) if entry.setting else None
