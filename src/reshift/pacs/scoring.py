@@ -5,7 +5,7 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshift.data.dicom.header import read_header
 from reshift.errors import UserError
@@ -37,14 +37,23 @@ def score_series(model: "Model", spool: Path, out: Path, overlays: str, kinds: t
     name, folder = spool.name, out / RESULTS / spool.name
     summary = score(model, [spool], folder, dicom=True, overlays=overlays, outputs=Outputs(kinds=kinds))
     records = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
-    if summary.failures:
-        why = next(record["error"] for record in records if record["error"] is not None)
+    if why := _failure(records, spool):
         shutil.rmtree(folder)  # the next try begins anew
         raise UserError(_without_path(why, spool))
     whole = [record["score"] for record in records if record["slice"] is None and record["score"] is not None]
-    results = [_result(path, name, out) for path in sorted((folder / "dicom").rglob("*.dcm"))]
+    made = [path for path in sorted((folder / "dicom").rglob("*.dcm")) if path.is_file()]  # a single image has a folder NAME.dcm
+    results = [_result(path, name, out) for path in made]
     notes = [_without_path(note, spool) for note in (*summary.notes, *([summary.warning] if summary.warning else []))]
     return SeriesScore(max(whole, default=None), sum(bool(record["flag"]) for record in records), results, notes)
+
+
+def _failure(records: list[dict[str, Any]], spool: Path) -> str | None:
+    """Why a series failed. A stack with other inputs beside it lacks slices whose headers could not be read at first."""
+    for record in records:
+        if record["error"] is not None:
+            return str(record["error"])
+    inputs = {record["input"] for record in records}
+    return "a slice could not be read; run it again" if str(spool) in inputs and len(inputs) > 1 else None
 
 
 def check_model(model: "Model") -> None:
