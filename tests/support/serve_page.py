@@ -92,7 +92,7 @@ def in_image(shown: NDArray[np.bool_], rows: int, columns: int) -> NDArray[np.in
     scale = min(width / columns, height / rows)
     y, x = np.nonzero(shown)
     found = np.stack([(y - height / 2) / scale + rows / 2, (x - width / 2) / scale + columns / 2], axis=1).astype(int)
-    return np.clip(found, 0, [rows - 1, columns - 1])
+    return np.asarray(np.clip(found, 0, [rows - 1, columns - 1]))
 
 
 def phantom(subject: int = 101, *, abnormal: bool = True, level: int = 1) -> Phantom:
