@@ -34,6 +34,7 @@ SLOW = (
     "test_evaluate_again", "test_annotations", "test_pixel_intervals", "test_score_again", "test_compare",
     "test_guides", "test_package", "test_site",
     "test_pacs_faults", "test_pacs_score", "test_pacs_killed", "test_pacs_listen", "test_pacs_privacy", "test_serve_privacy",
+    "test_pacs_series", "test_readers",
     "test_faults", "test_determinism", "test_supply_chain", "test_fuzz", "test_slow_files", "test_large_images",
     "test_score_dicom", "test_dicom_export", "test_shared_data", "test_pixel_allowance", "test_reshift", "test_acquisition",
     "test_pull", "test_bundle_features", "test_export", "test_trace", "test_monai", "test_large_sizes",
