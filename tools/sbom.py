@@ -13,7 +13,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("log", "features", "dicom", "report", "ray", "export")
+EXTRAS = ("log", "features", "dicom", "report", "ray", "export", "hub", "pacs", "serve")
 # As some packages write their licence → its SPDX name.
 SPDX = {
     "apache software license": "Apache-2.0", "apache license 2.0": "Apache-2.0", "apache 2.0": "Apache-2.0",
@@ -61,7 +61,7 @@ def licence(one: Distribution) -> str:
         return str(expression)
     stated = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier") or () if line.startswith("License :: ")]
     for text in (*stated, (about.get("License") or "").strip().partition("\n")[0]):
-        if text in COMPATIBLE:
+        if compatible(text):
             return str(text)
         if known := SPDX.get(text.lower().removeprefix("osi approved :: ")):
             return known
