@@ -43,12 +43,12 @@ def dmd() -> Detector:
 
 
 def reshift() -> Detector:
-    """All kinds of witnesses, text removal, mirroring and two folds."""
-    assert small_reshift.LITE0
-    return lively(small_reshift.filled(polarity="bright", strokes=0.5, folds=2, mirror=True, flips=False))
+    """All kinds of witnesses and text removal; one fold and few levels, since converting a graph takes long."""
+    small = {"widths": (8, 8, 8), "folds": 1, "flips": False}
+    return lively(small_reshift.filled(polarity="bright", strokes=0.5, **small))
 
 
-@pytest.mark.parametrize(("make", "formats"), [(dmd, ("onnx", "openvino", "torch")), (reshift, ("onnx", "torch"))])
+@pytest.mark.parametrize(("make", "formats"), [(dmd, ("onnx", "openvino", "torch")), (reshift, ("onnx",))])
 def test_exported_models_predict_what_the_detector_does(
     make: Callable[[], Detector], formats: tuple[str, ...], tmp_path: Path
 ) -> None:
