@@ -8,7 +8,7 @@ from pacs_studies import write_study
 from reshift.data.dicom import series
 from reshift.errors import UserError
 from reshift.inference.model import load_model
-from reshift.pacs.scoring import score_series
+from reshift.pacs.scoring import _failure, score_series
 
 pytest.importorskip("highdicom", reason="reshift[pacs] is not installed")
 
@@ -41,3 +41,9 @@ def test_a_slice_that_cannot_be_read_at_first_fails_its_series(
             score_series(model, spool, tmp_path / "out", "none")
     found = score_series(model, spool, tmp_path / "out", "none")
     assert all("dicom/CT-0123456789abcdef/" in result.path for result in found.results)
+
+
+def test_a_series_without_a_hash_was_not_read_whole() -> None:
+    record = {"input": "spool", "slice": None, "error": None, "sha256": "0"}
+    assert _failure([record], Path("spool")) is None
+    assert _failure([{**record, "sha256": None}], Path("spool")) == "a slice could not be read; run it again"

@@ -48,12 +48,14 @@ def score_series(model: "Model", spool: Path, out: Path, overlays: str, kinds: t
 
 
 def _failure(records: list[dict[str, Any]], spool: Path) -> str | None:
-    """Why a series failed. A stack with other inputs beside it lacks slices whose headers could not be read at first."""
+    """Why a series failed. Reading may fail for a moment only: then a slice is beside its stack, or the hash is missing."""
     for record in records:
         if record["error"] is not None:
             return str(record["error"])
     inputs = {record["input"] for record in records}
-    return "a slice could not be read; run it again" if str(spool) in inputs and len(inputs) > 1 else None
+    split = str(spool) in inputs and len(inputs) > 1
+    unread = any(record["slice"] is None and record["sha256"] is None for record in records)
+    return "a slice could not be read; run it again" if split or unread else None
 
 
 def check_model(model: "Model") -> None:
