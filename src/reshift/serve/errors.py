@@ -63,7 +63,7 @@ def disk_problem(err: OSError | sqlite3.Error) -> Problem:
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or getattr(err, "sqlite_errorname", "") == "SQLITE_FULL":
         line, status = "the server's disk is full; delete jobs, or ask who runs it to make room", 507
     elif code in (errno.EIO, errno.EROFS) or isinstance(err, sqlite3.OperationalError):
-        line, status = "the server cannot write to its disk at the moment; try again later, or tell who runs it", 503
+        line, status = "the server's disk does not work at the moment; try again later, or tell who runs it", 503
     else:
         raise err
     log.error("%s: %s", line, err)
