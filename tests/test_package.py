@@ -179,16 +179,17 @@ def test_a_missing_extra_is_one_line_with_its_command(
     installed: Path, tiny_bundle: Path, folder_of_images: Path, tmp_path: Path
 ) -> None:
     """In one process: most of the time of a command goes into its start."""
-    places = {"B": tiny_bundle, "I": folder_of_images, "E": tmp_path / "evaluation", "O": tmp_path / "out"}
-    lines = [f"evaluate B --data {labelled(tmp_path / 'data')} --out E", *EXTRAS.values()]
-    asked = [[str(places.get(word, word)) for word in line.split()] for line in lines]
+    places = {"B": tiny_bundle, "I": folder_of_images, "E": tmp_path / "evaluation"}
+    lines = {"": f"evaluate B --data {labelled(tmp_path / 'data')} --out E", **EXTRAS}
+    outs = {extra: tmp_path / "out" / extra for extra in lines}
+    asked = [[str({**places, "O": outs[extra]}.get(word, word)) for word in line.split()] for extra, line in lines.items()]
     done = run(installed / "bin" / "python", "-c", MANY, json.dumps(asked), RESHIFT_CACHE="off")
     assert done.returncode == 0, done.stderr
     (evaluated, said), *refused = (json.loads(line) for line in done.stdout.splitlines())
     assert evaluated in (0, None), said
     for extra, (code, said) in zip(EXTRAS, refused, strict=True):
         assert (code, said.splitlines()[-1].count(f"pip install 'reshift[{extra}]'")) == (2, 1), (extra, said)
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists(), sorted((tmp_path / "out").rglob("*"))
 
 
 def test_the_dockerfile_is_linted() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,9 +64,13 @@ def _until(line: str, position: Position) -> bool:
         return False
 
 
+def check_tensorboard(*, wanted: bool) -> None:
+    """Refuse before anything is written if TensorBoard is asked for and missing."""
+    if wanted and find_spec("tensorboard") is None:
+        raise UserError("train.tensorboard needs TensorBoard: pip install 'reshift[log]'")
+
+
 def _tensorboard(run: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("train.tensorboard needs TensorBoard: pip install 'reshift[log]'") from None
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(run / "tensorboard")

@@ -23,6 +23,7 @@ from reshift.system.device import barrier, pick_device, ranks
 from reshift.system.files import atomic_json, create_output_folder, remove_temporary_files
 from reshift.system.lock import locked
 from reshift.training.level import choose_level
+from reshift.training.log import check_tensorboard
 from reshift.training.loop import CHECKPOINT, fit
 from reshift.training.stacks import choose_sigma
 
@@ -52,6 +53,7 @@ def train_run(
         with ranks(device) as place:
             detector = build(config)  # a mistake in the settings shows before any image is read
             check_consensus(detector, config)
+            check_tensorboard(wanted=config.train.tensorboard)
             learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
             kept, held = split_normals(expand_volumes(learned, config.data), config, data)
             if config.data.level == "auto":  # the bundle says what it does
