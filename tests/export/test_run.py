@@ -66,7 +66,7 @@ def test_images_are_prepared_to_the_bit(scale: Any, files: list[Path]) -> None:
             assert found.dtype == expected.dtype
             assert np.array_equal(found, expected), (path, level, square, channels)
             compared += 1
-    assert compared > 90
+    assert compared > 80
 
 
 def test_scores_are_judged_alike() -> None:
