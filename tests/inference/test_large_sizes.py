@@ -78,7 +78,9 @@ def test_features_see_a_large_image_at_its_own_resolution() -> None:
     net = feature_net("efficientnet-lite0", "cpu")
     assert [net.side_for(size) for size in (32, 128, 224, 225, 512, 1000)] == [224, 224, 224, 256, 512, 1024]
     settings = {"data": {"size": 512}, "model": TINY["patchcore"]}
-    assert build(resolve("patchcore", "quick", [settings])).side == 512
+    large: Any = build(resolve("patchcore", "quick", [settings]))
+    assert large.side == 512
+    assert large.blur == pytest.approx(4.0, abs=0.02)  # pixels: half a patch of 8, as at 128 pixels
 
 
 def test_the_smallest_blob_keeps_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,8 @@ class PatchCore(Detector):
         net = feature_net(settings.features, "cpu")  # missing weights show now, not after reading the images
         self.side = settings.side or net.side_for(size)
         net.check_side(self.side)
+        # A share of a patch: where features are finer than the network's own, because the image is large, the blur is, too.
+        self.blur = settings.blur * size / 128 * (1.0 if settings.side else net.side / self.side)
         self.register_buffer("bank", torch.zeros(settings.bank, sum(net.channels[-2:])))
 
     def stages(self) -> Sequence[Stage]:
@@ -113,7 +115,7 @@ class PatchCore(Detector):
     def _heatmap(self, distance: Tensor) -> Tensor:
         """``(B, h, w)`` → ``(B, size, size)``."""
         heatmap = F.interpolate(distance[:, None], size=(self.size, self.size), mode="bilinear")
-        return gaussian_blur(heatmap, self.settings.blur * self.size / 128).squeeze(1)
+        return gaussian_blur(heatmap, self.blur).squeeze(1)
 
     def _score(self, patches: Tensor, distance: Tensor, index: Tensor, heatmap: Tensor) -> Tensor:
         if self.settings.score == "top":
