@@ -75,9 +75,10 @@ def figures(
     """Draw the paper's figures from saved evaluations, as PDF and PNG (extra: report)."""
     from reshift.evaluation.results import load_results
     from reshift.reports.figures.paper import all_figures
+    from reshift.reports.figures.style import style
 
     results = [load_results(folder) for folder in runs]
-    with output_folder(out):
+    with style(), output_folder(out):  # a missing matplotlib shows before the folder is made
         for path in all_figures(results, out):
             typer.echo(str(path))
 
