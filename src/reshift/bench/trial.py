@@ -64,7 +64,7 @@ def _time_steps(detector: Any, stage: Stage, source: "TimedSource", config: Conf
     """Seconds of one step, and those before the first. On a CPU a step takes nearly in proportion to its images."""
     if source.device.type == "cpu" and stage.folds == 1 and len(source) > PROBE and count > 1:
         few = TimedSource(source.cases[:PROBE], config, source.device)
-        step, begin = _time_stage(detector, stage, few, config, 2)
+        step, begin = _time_stage(detector, stage, few, config, 3)
         whole = step * len(source) / len(few)
         if whole * count > PATIENCE:
             return whole, begin * len(source) / len(few)
@@ -80,7 +80,7 @@ def _time_stage(detector: Any, stage: Stage, source: "TimedSource", config: Conf
         source.mark()
     between = np.diff(source.times)
     before = source.times[0] - begun
-    return (float(np.median(between[-2:])) if len(between) else 0.0), before
+    return (float(np.min(between[-2:])) if len(between) else 0.0), before  # the other may have waited for other programs
 
 
 def _image_seconds(detector: Any, source: "TimedSource", config: Config, device: str) -> float:
