@@ -113,8 +113,10 @@ def test_every_image_of_busi_is_prepared_left_out_or_refused(run_cli: Cli, tmp_p
     damaged.write_bytes(damaged.read_bytes()[:300])
     trees.mask(folder / "malignant/malignant (9)_mask.png", (2, 10, 20, 30))  # without its image
     shutil.copy(folder / "normal/normal (1).png", folder / "normal (1).png")  # twice
+    trees.write_image(folder / "normal/Normal 12.png", 12)  # renamed by somebody
     done = run_cli("prepare", "busi", "--source", source, "--out", tmp_path / "out", "--size", SIZE)
     assert done.code == 3
+    assert "1 PNGs have no BUSI name and are not used, the first: Dataset_BUSI_with_GT/normal/Normal 12.png" in done.err
     assert "cases: 20 found = 14 prepared, 1 left out by rules, 5 refused" in done.out  # 18 images, an orphan and a copy
     skipped = facts_of(tmp_path / "out")["skipped"]
     start = "Dataset_BUSI_with_GT"

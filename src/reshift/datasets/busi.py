@@ -51,6 +51,8 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
     kinds = Counter(name.partition(" ")[0] for name in images)
     expected = [(f"{kind} images", want, kinds[kind]) for kind, want in IMAGES.items()]
     duplicates, notes = _duplicates(groups)
+    strange = [path.as_posix() for path in tree if path.suffix.lower() == ".png" and not NAME.match(path.name)]
+    notes += [f"{len(strange)} PNGs have no BUSI name and are not used, the first: {strange[0]}"] if strange else []
     return Plan("BUSI images", cases, expected, _rules(settings), problems, notes, {"near_duplicates": duplicates})
 
 
