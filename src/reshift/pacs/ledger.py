@@ -5,7 +5,7 @@ The ledger names studies, series and instances by their UIDs, which lead to pati
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
@@ -189,7 +189,10 @@ class Ledger:
 
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
-            return self._db.execute(query, values).fetchall()
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.Error as err:  # what a failed write left has to be undone first, which needs room
+                raise UserError(f"{self.path}: could not be read ({err}); make room and run it again") from None
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -207,7 +210,8 @@ class Ledger:
 
     def _roll_back(self) -> None:
         if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+            with suppress(sqlite3.Error):  # the disk does not work; what was written does not count when it is opened again
+                self._db.execute("ROLLBACK")
 
 
 def _set(db: sqlite3.Connection, name: str, **values: object) -> None:
