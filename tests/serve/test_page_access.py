@@ -169,12 +169,13 @@ def test_a_training_is_started_watched_and_used(site: Site) -> None:
     site.server.ended(job)
     page = shown(watched, f"jobs/{job}")
     page.get_by_role("button", name="Restoration").click()
-    page.locator('[data-plane="restoration"] .viewport-wait').wait_for(state="hidden")
+    page.locator('[data-plane="restoration"]').wait_for()
     restored = watched.pixels("restoration")
     assert (restored[:, :, 3] == 255).any()
     assert coloured(restored).sum() == 0
     page = shown(watched, f"jobs/{site.image}")  # its method restores nothing
     page.get_by_role("option", name="lesion.png").click()
+    watched.settle()
     page.keyboard.press("s")
     page.get_by_text("this model's method restores no images").first.wait_for()
     assert page.get_by_role("button", name="Restoration").is_disabled()

@@ -43,9 +43,12 @@ class Watched:
         self.page.set_default_timeout(120_000)  # busy machines
         self.problems: list[str] = []
         self.requests: list[str] = []
+        self.pending: set[Any] = set()
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("request", self._requested)
+        for end in ("requestfinished", "requestfailed"):
+            self.page.on(end, self._ended)
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -54,8 +57,13 @@ class Watched:
     def _requested(self, request: Any) -> None:
         parts = urlsplit(request.url)
         self.requests.append(f"{parts.path}?{parts.query}")
+        if not parts.path.endswith("/events"):  # a stream, which ends with its job
+            self.pending.add(request)
         if parts.scheme in ("http", "https") and parts.netloc != self.host:
             self.problems.append(f"a request to {request.url}")
+
+    def _ended(self, request: Any) -> None:
+        self.pending.discard(request)
 
     def open(self, route: str = "") -> Any:
         """Show a view of the page."""
@@ -64,7 +72,10 @@ class Watched:
 
     def settle(self) -> None:
         """Wait until what was asked for has arrived and is drawn."""
-        self.page.wait_for_load_state("networkidle")
+        quiet = 0
+        while quiet < 3:
+            self.page.wait_for_timeout(30)
+            quiet = 0 if self.pending else quiet + 1
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def pixels(self, plane: str = "axial") -> NDArray[np.uint8]:
@@ -76,7 +87,7 @@ class Watched:
     def close(self) -> None:
         """End, and fail if anything unexpected has happened."""
         self.context.close()
-        assert self.problems == []
+        assert not self.problems, self.problems
 
 
 def coloured(pixels: NDArray[np.uint8]) -> NDArray[np.bool_]:

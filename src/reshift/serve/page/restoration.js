@@ -11,9 +11,9 @@ export class Restoration {
   }
 
   toggle() {
-    if (!this.viewer.about?.grid || this.refusals.has(this.viewer.job.model)) return;
+    if (this.refusals.has(this.viewer.job?.model)) return;
     this.on = !this.on;
-    this.show();
+    if (this.viewer.about?.grid) this.show(); // or when the case has arrived
   }
 
   // As wanted and possible for the case at hand.
