@@ -51,7 +51,9 @@ METHODS: dict[str, Entry] = {
         _CHAIN,
     ),
     "cddpm": Entry("diffusion.cddpm:CDDPM", "cDDPM: one-step restoration conditioned on an image code"),
-    "madad": Entry("diffusion.madad:MADAD", "MAD-AD: masked latent diffusion that finds and repairs its own masks"),
+    "madad": Entry(
+        "diffusion.madad:MADAD", "MAD-AD: masked latent diffusion that finds and repairs its own masks", no_export=_CHAIN
+    ),
     "patchcore": Entry("patchcore:PatchCore", "PatchCore: nearest neighbours of frozen features"),
     "brightness": Entry("trivial:Brightness", "trivial reference: a pixel is as abnormal as it is bright"),
     "area": Entry("trivial:Area", "trivial reference: an image is as abnormal as its foreground is large"),
