@@ -75,12 +75,8 @@ def slow(maps: Maps, positions: Sequence[float], sigma: float) -> NDArray[np.flo
 def smooth(maps: Maps, positions: Sequence[float], sigma: float) -> Maps:
     """Of maps in any order."""
     order = np.argsort(positions, kind="stable")
-    found = list(smooth_stack(((positions[i], maps[i]) for i in order), sigma))
-    out = np.empty_like(maps)
-    for i, averaged in zip(order, found, strict=True):
-        assert averaged is not None
-        out[i] = averaged
-    return out
+    found = [m for m in smooth_stack(((positions[i], maps[i]) for i in order), sigma) if m is not None]
+    return np.stack(found)[np.argsort(order)]
 
 
 def some_maps(count: int) -> Maps:
