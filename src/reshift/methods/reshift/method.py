@@ -80,7 +80,7 @@ class Reshift(Detector):
         self.size, self.folds, self.feature_names = size, s.folds, s.networks
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
-        heard = {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}
+        heard: dict[str, float] = {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}
         self.fusion = Fusion([str(w.kind) for w in self.witnesses], heard, top=s.top, map_share=s.map_share)
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
 
