@@ -95,11 +95,12 @@ class Reshift(Detector):
         elif kind == "tail":
             yield Tail(dark=s.polarity == "dark")
         for name in s.networks if kind in ("featured", "memory") else ():
-            maps = feature_net(name, "cpu").channels  # missing weights show now, not after reading the images
+            net = feature_net(name, "cpu")  # missing weights show now, not after reading the images
+            maps = net.channels
             if kind == "featured":
                 yield discriminator(network=name, features=maps)
             else:
-                blur = s.blur * self.size / 128
+                blur = s.blur * self.size / 128 * net.side / net.side_for(self.size)  # a share of a patch
                 yield Memory(name, sum(maps[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
 
     def notes(self) -> list[str]:
