@@ -29,6 +29,7 @@ class Home {
     this.uploads = el("div", { class: "uploads" });
     this.rows = el("tbody");
     this.older = button("", "Older jobs", () => this.load(true), { hidden: true });
+    this.table = table("jobs", ["Job", "Model", "State", "Cases", "By", "When", ""], this.rows, { class: "jobs" });
     this.none = el("p", { class: "empty", text: "No jobs yet. Drop an image to begin.", hidden: true });
     this.element = el(
       "div",
@@ -37,7 +38,7 @@ class Home {
       el("div", { class: "start" }, this.drop, this._options()),
       this.uploads,
       el("h2", { text: "Jobs" }),
-      table("jobs", ["Job", "Model", "State", "Cases", "By", "When", ""], this.rows, { class: "jobs" }),
+      this.table,
       this.none,
       this.older,
     );
@@ -116,9 +117,13 @@ class Home {
         : el(
             "p",
             { class: "notice warn" },
-            "There is no model yet. ",
-            el("a", { href: "#/trainings", text: "Train one" }),
-            " on healthy images first.",
+            el(
+              "span",
+              {},
+              "There is no model yet. ",
+              el("a", { href: "#/trainings", text: "Train one" }),
+              " on healthy images first.",
+            ),
           ),
       this.about,
       el("label", { class: "check" }, this.dicom, el("span", { text: "Also make DICOM results" })),
@@ -218,17 +223,19 @@ class Home {
   }
 
   async load(older = false) {
+    clearTimeout(this.timer);
     const found = await json(`${API}/jobs?kind=score&limit=30${older && this.more ? `&before=${this.more}` : ""}`);
     if (this.closed) return;
     const rows = found.items.map((job) => this._job(job));
     if (older) this.rows.append(...rows);
     else this.rows.replaceChildren(...rows);
-    if (older || !this.grown) this.more = found.next;
-    this.grown ||= older;
+    this.more = found.next;
+    this.grown = older; // then it is not fetched again by itself, or the older ones would vanish
     this.older.hidden = !this.more;
+    this.table.hidden = this.rows.children.length === 0;
     this.none.hidden = this.rows.children.length > 0;
     const busy = found.items.some(({ state }) => state === "queued" || state === "running");
-    if (busy && !older) this.timer = setTimeout(() => this.load().catch(() => {}), EVERY);
+    if (busy && !this.grown) this.timer = setTimeout(() => this.load().catch(() => {}), EVERY);
   }
 
   _job(job) {
