@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from serve_page import SIZE, Watched, brightness_bundle, browsing, coloured, in_image, phantom, png, save_healthy, save_volume
 from servers import Server, serving
 
@@ -76,7 +77,12 @@ def test_from_an_upload_to_the_exported_review(watched: Watched) -> None:
     places = in_image(coloured(shown), SIZE, SIZE)
     assert len(places) > 1000
     assert lesion.mask[places[:, 0], places[:, 1]].mean() > 0.8  # the edge is blurred by enlarging
+    _threshold_recolours_without_a_request(watched, shown)
+    _review_is_exported(watched)
 
+
+def _threshold_recolours_without_a_request(watched: Watched, shown: NDArray[np.uint8]) -> None:
+    page = watched.page
     before = len(watched.requests)
     page.locator(".threshold").fill("200")  # far below the calibrated threshold
     lower = watched.pixels()
@@ -91,6 +97,9 @@ def test_from_an_upload_to_the_exported_review(watched: Watched) -> None:
     assert coloured(higher).sum() == 0
     assert watched.requests[before:] == []
 
+
+def _review_is_exported(watched: Watched) -> None:
+    page = watched.page
     page.get_by_label("Note").fill("=bright, frontal")
     page.get_by_label("Reviewer").fill("Ann")
     page.get_by_role("button", name="Rating 4 of 5").click()
