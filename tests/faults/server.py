@@ -49,7 +49,7 @@ def _run(shim: Any, args: list[str], kind: str, at: int, below: str, uploads: li
         if child == 0:
             _child(shim, args, kind, at, below, said.fileno())
         if args[0] == "serve":
-            jobs = drive(child, said.fileno(), uploads, known)
+            jobs = drive(child, said.fileno(), uploads, known, kind)
         _, status = os.waitpid(child, 0)
         said.seek(0)
         text, _, counts = said.read().decode(errors="replace").partition("\0")

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import httpx
 from helpers import assert_nothing_half_written
 
-STUCK = 60.0  # seconds until a job's end, from when it is waited for
+STUCK = 60.0  # seconds until the jobs have to end
 GENTLE = ("kill", "clock")  # faults that may cost no job: what was accepted ends as if nothing had happened
 LASTING = ("full", "fsync", "read-only")  # while they last, a job may have to wait for its end
+WAIT = 8.0  # seconds for it then
 
 
 class Jobs(NamedTuple):
@@ -66,28 +67,28 @@ def fork_processes() -> None:
 # ---- beside it: the clients ------------------------------------------------------------------------------------------------
 
 
-def drive(child: int, said: int, uploads: list[str], known: list[str]) -> Jobs:
+def drive(child: int, said: int, uploads: list[str], known: list[str], fault: str) -> Jobs:
     """Send every upload, wait until they and the ``known`` jobs have ended, and end the server."""
     seen = Jobs([], {}, {})
     url = _address(child, said)
     if url is not None:
         with httpx.Client(base_url=url, timeout=STUCK) as http, suppress(httpx.TransportError):  # where it is killed
-            _talk(http, seen, uploads, known)
+            _talk(http, seen, uploads, known, WAIT if fault in LASTING else STUCK)
     if _runs(child):
         os.kill(child, signal.SIGTERM)
     return seen
 
 
-def _talk(http: httpx.Client, seen: Jobs, uploads: list[str], known: list[str]) -> None:
+def _talk(http: httpx.Client, seen: Jobs, uploads: list[str], known: list[str], seconds: float) -> None:
     for path in uploads:
         answer = http.post("/api/v1/jobs", files={"files": (Path(path).name, Path(path).read_bytes())})
         body = answer.json()
         seen.answers.append((answer.status_code, body["id"] if answer.status_code == 201 else body["detail"]))
-    limit = time.monotonic() + STUCK
+    limit = time.monotonic() + seconds
     for job in [*known, *(text for status, text in seen.answers if status == 201)]:
         seen.states[job] = "unknown", None, 0
         while time.monotonic() < limit:
-            answer = http.get(f"/api/v1/jobs/{job}", params={"wait": 5})
+            answer = http.get(f"/api/v1/jobs/{job}", params={"wait": 4})
             if answer.status_code != 200:
                 break
             found = answer.json()
