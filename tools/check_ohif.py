@@ -56,7 +56,7 @@ def look(address: str) -> tuple[bytes, dict[str, float]]:
             page.get_by_text("Yes", exact=True).first.click()
         page.get_by_text("Anomaly", exact=True).last.wait_for(timeout=60_000)
         page.wait_for_timeout(5_000)
-        box = page.locator("canvas").first.bounding_box()
+        box: Any = page.locator("canvas").first.bounding_box()
         assert box is not None
         scroll_to(page, box)
         shown = page.screenshot()

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
-from test_dmd import images, make
+from small_dmd import images, make
 from torch import Tensor
 
 from reshift.errors import UserError

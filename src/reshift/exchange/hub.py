@@ -1,5 +1,6 @@
 """The hub, by huggingface_hub (extra ``hub``), which knows the user's token and proxies."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,12 @@ def api() -> Any:
         raise UserError("the hub needs: pip install 'reshift[hub]'")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # nobody needs to know what runs here
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import disable_progress_bars, logging
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     # By calls: the variables for these are read once, at the first import, which may have been elsewhere.
     disable_progress_bars()
-    logging.set_verbosity(logging.CRITICAL)  # what goes wrong is one line of ours
+    hub_logging.set_verbosity(logging.CRITICAL)  # what goes wrong is one line of ours
     return HfApi(endpoint=hub_endpoint(), library_name="reshift")
 
 

@@ -5,7 +5,7 @@ dictionaries, tuples, numbers and texts are followed. Nothing is ever called or 
 array are known by their text, and any other name, like any other instruction, ends the reading with a ValueError.
 """
 
-import pickletools
+import pickletools  # nosec B403
 from pathlib import Path
 from typing import Any
 
