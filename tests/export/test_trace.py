@@ -13,10 +13,10 @@ from torch import nn
 from reshift.config import Config, parse
 from reshift.data.phantom import draw
 from reshift.errors import UserError
-from reshift.export.formats import FORMATS, write_model
+from reshift.export.formats import FORMATS, write_model, write_torch
 from reshift.export.trace import trace_predictor, trace_rescorer
 from reshift.inference.bundle import build
-from reshift.inference.exported.load import load_runner
+from reshift.inference.exported.load import RescoringDetector, load_runner
 from reshift.methods.detector import Detector, Prediction
 
 for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
@@ -66,12 +66,13 @@ def test_exported_models_predict_what_the_detector_does(
             np.testing.assert_allclose(heatmap, expected.heatmap[at].reshape(-1, SIZE, SIZE), rtol=1e-3, atol=1e-3)
 
 
-def test_the_score_of_an_averaged_map_is_exported_too() -> None:
+def test_the_score_of_an_averaged_map_is_exported_too(tmp_path: Path) -> None:
     detector = small_reshift.filled(folds=1)
-    program = trace_rescorer(detector, SIZE).module()
+    write_torch(trace_rescorer(detector, SIZE), tmp_path / "rescore.pt2")
+    loaded = RescoringDetector(lambda _: None, [], tmp_path / "rescore.pt2").eval()
     score, before, after = torch.randn(3), torch.rand(3, SIZE, SIZE), torch.rand(3, SIZE, SIZE)
     with torch.no_grad():
-        torch.testing.assert_close(program(score, before, after), detector.rescore(score, before, after))
+        torch.testing.assert_close(loaded.rescore(score, before, after), detector.rescore(score, before, after))
 
 
 class Branching(Detector):

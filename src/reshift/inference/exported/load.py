@@ -84,7 +84,8 @@ class RescoringDetector(ExportedDetector):
 
     def __init__(self, runner: Runner, notes: list[str], rescoring: Path) -> None:
         super().__init__(runner, notes)
-        self.rescoring = torch.export.load(rescoring).module()
+        graph = torch.export.load(rescoring).module()
+        self.rescoring = lambda *given: graph(*given)  # not a part of this module, because a graph cannot be put into eval()
 
     def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """As the method itself would."""
