@@ -3,11 +3,13 @@
 Tan and Le, "EfficientNet", 2019; the Lite variants are Google's, for devices without fast sigmoids.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from reshift.nets.features import FeatureNet, feature_net
 
@@ -45,7 +47,12 @@ class ConvNorm(nn.Module):
         before, after = (kernel - stride) // 2, (kernel - stride + 1) // 2
         self.pad = (before, after, before, after) if before != after else None
         self.conv = nn.Conv2d(c_in, c_out, kernel, stride, 0 if self.pad else before, groups=groups, bias=False)
-        self.norm = nn.BatchNorm2d(c_out, eps=EPS)
+        self.norm: nn.Module = nn.BatchNorm2d(c_out, eps=EPS)
+
+    def fold(self) -> None:
+        """Put the frozen norm into the weights of the convolution: half the time for a batch on a CPU."""
+        assert isinstance(self.norm, nn.BatchNorm2d)
+        self.conv, self.norm = fuse_conv_bn_eval(self.conv.eval(), self.norm.eval()), nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, c_in, h, w)`` → ``(B, c_out, h / stride, w / stride)``."""
@@ -88,6 +95,14 @@ class EfficientNetLite0(FeatureNet):
                 self.blocks.append(Block(width, group.width, group.kernel, 1 if i else group.stride, group.expand))
                 width = group.width
         self.head = ConvNorm(width, HEAD)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the weights, and fold every norm into its convolution."""
+        super().load(tensors)
+        for part in self.modules():
+            if isinstance(part, ConvNorm):
+                part.fold()
+        self.requires_grad_(False)
 
     def _maps(self, x: Tensor) -> list[Tensor]:
         """Outputs of blocks 2, 4 and 10: strides 4, 8 and 16."""
