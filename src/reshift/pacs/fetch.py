@@ -92,15 +92,17 @@ class Inbox:
 
     @staticmethod
     def _identify(path: Path) -> str | None:
-        try:
-            header = read_header(path, ("SOPInstanceUID", "Manufacturer"))
-            if header.words("Manufacturer") == (OURS,):
-                raise OursError("it is a result of ours")
-            return "".join(header.words("SOPInstanceUID")) or None
-        except OursError:
-            raise
-        except UserError:
-            return None
+        for _ in range(2):  # a disk may fail for a moment, and the instance would get another name
+            try:
+                header = read_header(path, ("SOPInstanceUID", "Manufacturer"))
+                if header.words("Manufacturer") == (OURS,):
+                    raise OursError("it is a result of ours")
+                return "".join(header.words("SOPInstanceUID")) or None
+            except OursError:
+                raise
+            except UserError:
+                continue
+        return None
 
 
 def fetch_series(archive: Archive, study: str, series: str, expected: Collection[str], inbox: Inbox) -> Fetched:
