@@ -20,6 +20,7 @@ from reshift.pacs.ledger import Ledger
 from reshift.pacs.receive import LATE, SUCCESS, Receiver, is_late
 from reshift.pacs.scoring import check_model, claim, score_series, write_table
 from reshift.pacs.spool import Spool
+from reshift.system.files import remove_temporary_files
 from reshift.system.lock import output_folder
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def listen(model: "Model", plan: Plan, log: Callable[[str], None]) -> Summary:
     if plan.host not in LOOPBACK and not plan.allow:
         raise UserError(f"--host {plan.host}: say who may send, with --allow AET; anybody could otherwise")
     with output_folder(plan.out), closing(Ledger(plan.out / "ledger.sqlite")) as ledger:
+        remove_temporary_files(plan.out)  # of a run that was killed
         claim(ledger, model)
         ledger.belongs("archive", f"listen {plan.title}", "belongs to an archive, or to another AE title")
         service = _Service(model, plan, ledger, log)

@@ -23,6 +23,7 @@ from reshift.pacs.query import Filters, list_instances, list_studies, parse_sinc
 from reshift.pacs.scoring import check_model, claim, score_series, write_table
 from reshift.pacs.spool import Spool, SpoolFullError
 from reshift.pacs.studies import Studies
+from reshift.system.files import remove_temporary_files
 from reshift.system.lock import output_folder
 from reshift.system.progress import Advance, progress
 
@@ -64,6 +65,7 @@ def score_archive(model: "Model", plan: Plan) -> Summary:
     """Do everything that is left to do for the studies that match, and for those an earlier run did not finish."""
     check_model(model)
     with output_folder(plan.out), closing(Ledger(plan.out / "ledger.sqlite")) as ledger:
+        remove_temporary_files(plan.out)  # of a run that was killed
         claim(ledger, model)
         begun, stop = datetime.now(UTC).isoformat(), Event()
         studies = _studies(Archive(plan.archive, stop), ledger, plan)
