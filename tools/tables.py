@@ -6,31 +6,15 @@
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``.
 """
 
-import csv
 import re
-import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
-ROOT = Path(__file__).parents[1]
-Row = dict[str, str]
+from claim_tables import claims_ahead, claims_detect, claims_localise
+from rows import PAPER, ROOT, SETS, Row, fixed, interval, mean, read, select, spread, table
 
-
-def read(name: str) -> list[Row]:
-    """The rows of ``results/NAME.csv``."""
-    with (ROOT / "results" / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-SETS = ("lgg_flair", "busi", "arc_t1_stroke", "wmh_flair", "nih_cxr")
 METHODS = {"Reshift": "reshift 0.1.0", "PatchCore": "PatchCore", "DAE": "DAE", "VAE": "VAE", "AE": "AE", "DMD": "dmd",
            "brightness": "brightness", "area": "area"}  # fmt: skip
-PAPER = {  # AUC, AP_pix and Dice of the paper's DMD, on the paper's own data
-    "lgg_flair": ("BraTS2021", "0.872", "0.789", "0.763"), "busi": ("BUSI", "0.938", "0.713", "0.724"),
-    "arc_t1_stroke": ("ATLAS 2.0", "–", "0.495", "0.547"), "wmh_flair": ("WMH", "–", "0.564", "0.609"),
-    "nih_cxr": ("VinDr-CXR", "0.843", "–", "–"),
-}  # fmt: skip
 VARIANTS = {  # with AP_pix and Dice that the paper prints for BraTS2021
     "DMD": ("0.789", "0.763"), "w/o classifier": ("0.728", "0.716"), "w/o discriminative feedback": ("0.729", "0.717"),
     "w/o pre-training": ("0.568", "0.625"), "w/o masking strategy": ("0.552", "0.658"),
@@ -42,35 +26,6 @@ QUICK = {
 }  # fmt: skip
 
 
-def select(rows: Iterable[Row], **wanted: str) -> list[Row]:
-    """The rows whose columns have these values."""
-    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-
-
-def mean(rows: Sequence[Row], column: str) -> str:
-    """The mean over seeds, or a dash where nothing was measured."""
-    values = [float(row[column]) for row in rows if row[column]]
-    return f"{statistics.mean(values):.3f}" if values else "–"
-
-
-def spread(rows: Sequence[Row], column: str) -> str:
-    """Mean ± standard deviation over seeds."""
-    values = [float(row[column]) for row in rows if row[column]]
-    deviation = f"{statistics.stdev(values):.3f}" if len(values) > 1 else "0.000"
-    return mean(rows, column) + (f" ± {deviation}" if float(deviation) else "")
-
-
-def interval(row: Row, column: str) -> str:
-    """A value with its 95 % interval."""
-    low, high = row[f"{column}.low"], row[f"{column}.high"]
-    return f"{float(row[column]):.3f} ({float(low):.3f}–{float(high):.3f})" if row[column] else "–"
-
-
-def fixed(value: str) -> str:
-    """Three digits after the point."""
-    return f"{float(value):.3f}" if value else "–"
-
-
 def best(lines: list[list[str]], columns: Iterable[int]) -> None:
     """Make the highest value of each column bold; what prints the same is marked the same."""
     for column in columns:
@@ -79,11 +34,6 @@ def best(lines: list[list[str]], columns: Iterable[int]) -> None:
             number, mark, rest = line[column].partition("<sup>")
             if highest and number.startswith(highest):
                 line[column] = f"**{number}**{mark}{rest}"
-
-
-def table(header: str, lines: Iterable[Sequence[str]]) -> list[str]:
-    """Markdown."""
-    return [f"| {header} |", "|" + "---|" * (header.count("|") + 1), *(f"| {' | '.join(line)} |" for line in lines)]
 
 
 def marker(name: str) -> Callable[[str, str, str], str]:
@@ -118,16 +68,15 @@ def real() -> list[str]:
 def ablation() -> list[str]:
     """The paper's variants of DMD."""
     rows, mark, lines = read("real"), marker("ablation"), []
+    wanted = ("image.auc", "pixel.ap", "pixel.dice")
     for label, (ap, dice) in VARIANTS.items():
         lgg, wmh = (select(rows, dataset=dataset, row=label) for dataset in ("lgg_flair", "wmh_flair"))
-        signs = {(d, m): mark(d, label, m) for d in ("lgg_flair", "wmh_flair") for m in ("image.auc", "pixel.ap", "pixel.dice")}
         lines.append([
-            label, spread(lgg, "image.auc") + signs["lgg_flair", "image.auc"],
-            f"{spread(lgg, 'pixel.ap')}{signs['lgg_flair', 'pixel.ap']} ({ap})",
-            f"{spread(lgg, 'pixel.dice')}{signs['lgg_flair', 'pixel.dice']} ({dice})",
-            *(mean(wmh, m) + signs["wmh_flair", m] for m in ("image.auc", "pixel.ap", "pixel.dice")),
+            label, f"{int(lgg[0]['steps']):,}", *(spread(lgg, m) + mark("lgg_flair", label, m) for m in wanted),
+            f"{ap} / {dice}", *(mean(wmh, m) + mark("wmh_flair", label, m) for m in wanted),
         ])  # fmt: skip
-    return table("variant | lgg_flair: AUC | AP_pix (paper) | Dice (paper) | wmh_flair: AUC | AP_pix | Dice", lines)
+    paper = "paper, BraTS2021: AP_pix / Dice"
+    return table(f"variant | updates | lgg_flair: AUC | AP_pix | Dice | {paper} | wmh_flair: AUC | AP_pix | Dice", lines)
 
 
 def sensitivity() -> list[str]:
@@ -276,7 +225,21 @@ def weights() -> list[str]:
 
 TABLES: dict[str, Callable[[], list[str]]] = {
     f.__name__.replace("_", "-"): f
-    for f in (real, ablation, sensitivity, thresholds, kernels, fast_parts, quick, text, research, weights)
+    for f in (
+        real,
+        ablation,
+        sensitivity,
+        claims_detect,
+        claims_localise,
+        claims_ahead,
+        thresholds,
+        kernels,
+        fast_parts,
+        quick,
+        text,
+        research,
+        weights,
+    )
 } | {f"baselines-{dataset}": lambda dataset=dataset: baselines(dataset) for dataset in ("lgg_flair", "busi")}
 
 
