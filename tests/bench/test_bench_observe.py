@@ -116,9 +116,9 @@ def test_who_needs_a_stage_that_another_trains_waits(family: list[Task]) -> None
 
 
 def test_a_long_chain_is_cut_and_its_time_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 12.0])
+    clock = iter([10.0, 12.0, 13.0, 18.0])  # steps of 2, 1 and 5 seconds
     monkeypatch.setattr("reshift.bench.trial.time.perf_counter", lambda: next(clock))
     chains = _CutChains()
-    assert list(chains(list(range(250)), "step")) == [0, 1, 249]
-    assert chains.left_out == 247 * 2.0
-    assert list(chains([1, 2, 3], "step")) == [1, 2, 3]
+    assert list(chains(list(range(250)), "step")) == [0, 1, 2, 3, 249]
+    assert chains.left_out == 245 * 2.0
+    assert list(chains([1, 2, 3, 4, 5], "step")) == [1, 2, 3, 4, 5]
