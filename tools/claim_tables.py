@@ -3,7 +3,7 @@
 import statistics
 from math import ceil
 
-from rows import PAPER, SETS, fixed, mean, read, select, spread, table
+from rows import PAPER, SETS, mean, read, select, spread, table
 
 EPOCHS, BATCH = 250 + 300, 22  # of the paper and of our runs
 STRONGEST = {  # the paper's best baseline on its own data: AUC, then AP_pix and Dice
@@ -46,8 +46,7 @@ def claims_ahead() -> list[str]:
         others = [row for row in select(read("baselines"), dataset=dataset) if row["method"] != "patchcore"]
         for name, column in (("AUC", "image.auc"), ("AP_pix", "pixel.ap")):
             value = statistics.mean(float(row[column]) for row in own)
-            order = sorted(others, key=lambda row, column=column: -float(row[column]))
-            ahead = [f"{row['method']} {fixed(row[column])}" for row in order if float(row[column]) > value]
-            count = f"{len(ahead)} of {len(others)}"
-            lines.append([dataset, name, spread(own, column), count, ", ".join(ahead) or "none"])
+            order = sorted(((float(row[column]), row["method"]) for row in others), reverse=True)
+            ahead = [f"{method} {found:.3f}" for found, method in order if found > value]
+            lines.append([dataset, name, spread(own, column), f"{len(ahead)} of {len(others)}", ", ".join(ahead) or "none"])
     return table("set | metric | DMD | baselines ahead | which", lines)
