@@ -19,6 +19,9 @@ from reshift.system.cache import VARIABLE
 from reshift.system.files import create_output_folder, writing
 from reshift.system.lock import locked
 from reshift.training.run import resolve, split_normals
+from reshift.weights.registry import entry as find_network
+
+FEATURE_WORDS = ("auto", "embedded", "off")  # values of the setting "features" that name no network
 
 
 class UnusableDataError(UserError):
@@ -164,9 +167,18 @@ def _resolve(entry: Entry, layer: dict[str, Any]) -> tuple[Config, Config]:
     try:
         methods.get(entry.method)  # refuses a method of somebody else that the user does not trust: a suite is only a file
         layers = [*entry.layers, layer]
-        return resolve(entry.method, entry.profile, layers), resolve(entry.method, entry.profile, [*layers, entry.predict])
+        config = resolve(entry.method, entry.profile, layers)
+        _check_features(config.model.get("features"))
+        return config, resolve(entry.method, entry.profile, [*layers, entry.predict])
     except UserError as err:
         raise UserError(f"row '{entry.row}': {err}") from None
+
+
+def _check_features(named: Any) -> None:
+    """Refuse a feature network that does not exist; whether the weights of one are at hand, its cells will say."""
+    for name in [named] if isinstance(named, str) else named or ():
+        if name not in FEATURE_WORDS and not str(name).endswith(".safetensors"):
+            find_network(str(name))
 
 
 def _epochs(updates: Mapping[str, int], config: Config, train: Data) -> dict[str, int]:
