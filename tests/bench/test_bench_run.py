@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from bench_suites import BRIGHTNESS, DAE, HEAD, IMPOSSIBLE, SWEEP, cells_in, results_in, times, write_suite
-from helpers import Cli, refused
+from helpers import Cli, noise, refused, save
+
+from reshift.data.phantom import write_phantom
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -102,7 +104,7 @@ def test_a_dry_run_lists_and_estimates(tiny: Path, run_cli: Cli, tmp_path: Path)
     costs = {line.split()[1].strip(","): line for line in lines if line.startswith("cost: ")}
     assert costs["dae"].endswith("from 1 finished cell")
     assert costs["ae"].endswith("from a few steps and predictions tried now")
-    assert "unknown: method 'dae': data.size 32" not in found.out  # there is a finished cell of that method
+    assert "unknown: method 'dae': data.size 32" in costs["Impossible"]  # the finished cell of that method has other settings
     assert lines[-1].startswith("cost: about ")
     assert times(tiny) == before
 
@@ -110,7 +112,7 @@ def test_a_dry_run_lists_and_estimates(tiny: Path, run_cli: Cli, tmp_path: Path)
 def test_a_dry_run_of_a_cell_that_cannot_work(run_cli: Cli, tmp_path: Path) -> None:
     found = run_cli("bench", write_suite(tmp_path, HEAD, IMPOSSIBLE), "--out", tmp_path / "out", "--dry-run")
     assert found.code == 0
-    assert "Impossible, 1 cells in 1 trainings: unknown: method 'dae': data.size 32" in found.out
+    assert "Impossible, 1 cell in 1 training: unknown: method 'dae': data.size 32" in found.out
 
 
 def test_only_some_cells_and_tracking_them(tiny: Path, run_cli: Cli, tmp_path: Path) -> None:
@@ -129,3 +131,29 @@ def test_refusals(run_cli: Cli, tmp_path: Path) -> None:
     refused(run_cli("bench", tmp_path / "none.toml", "--out", out), "none.toml: no such config file")
     (tmp_path / "file").write_text("")
     refused(run_cli("bench", suite, "--out", tmp_path / "file" / "out"), "cannot write there")
+
+
+def test_bad_files_of_a_set_are_named_and_the_rest_goes_on(run_cli: Cli, tmp_path: Path) -> None:
+    """Every test image is in the results or named; what is wrong with a set does not stop the others."""
+    folder = write_phantom(tmp_path / "set", train=16, test_normal=4, test_abnormal=4, size=32, slices=1).parent
+    header, *rows = (folder / "manifest.csv").read_text().splitlines()
+    normal, *_, ill = (i for i, row in enumerate(rows) if ",test," in row)
+    damaged, mask, small = folder / rows[normal].split(",")[0], rows[ill].split(",")[1], folder / "masks" / "small.png"
+    damaged.write_bytes(damaged.read_bytes()[:150])
+    save(noise(0, 20, 24) > 99, small)
+    (folder / "bad.csv").write_text("\n".join([header, *rows]).replace(mask, "masks/small.png") + "\n")
+    (folder / "unlabelled.csv").write_text("\n".join([header, *rows]).replace(",1,test,", ",,test,") + "\n")
+    sets = "".join(f'[datasets.{name}]\nmanifest = "set/{name}.csv"\n' for name in ("bad", "unlabelled"))
+    suite = write_suite(tmp_path, HEAD, sets, BRIGHTNESS)
+    found = run_cli("bench", suite, "--data", tmp_path, "--out", tmp_path / "out")
+    assert found.code == 3
+    warnings = [line for line in found.err.splitlines() if line.startswith("warning: ")]
+    blocked, *left_out = warnings
+    assert "unlabelled.csv, line" in blocked
+    assert "has no label" in blocked
+    assert [line.split(": ")[2] for line in left_out] == [str(damaged), str(small)]
+    assert all(line.endswith("; 1 cells have no result for it: bad-brightness-0") for line in left_out)
+    cells = {cell["dataset"]: cell for cell in cells_in(tmp_path / "out").values()}
+    assert set(cells) == {"brain", "bad"}
+    assert len(cells["bad"]["paired"]["scores"]) + len(cells["bad"]["refused"]) == 8
+    assert cells["brain"]["refused"] == []

@@ -79,9 +79,7 @@ def test_an_unknown_setting_of_a_method(tmp_path: Path) -> None:
 def test_an_unknown_feature_network(tmp_path: Path) -> None:
     for method, value in (("patchcore", '"dinov2-smal"'), ("reshift", '["efficientnet-lite0", "dinov2-smal"]')):
         row = f'[[rows]]\nmethod = "{method}"\nset = {{ model = {{ features = {value} }} }}\n'
-        with pytest.raises(
-            UserError, match=rf"row '{method}': unknown .* 'dinov2-smal'; did you mean 'dinov2-small'"
-        ):
+        with pytest.raises(UserError, match=rf"row '{method}': unknown .* 'dinov2-smal'; did you mean 'dinov2-small'"):
             plan(load_suite(write_suite(tmp_path, HEAD, row)), None, tmp_path / "out")
     for value in ('"my/weights.safetensors"', '"tinyvit-sam"'):  # the cell will say whether they are there
         row = f'[[rows]]\nmethod = "patchcore"\nset = {{ model = {{ features = {value} }} }}\n'

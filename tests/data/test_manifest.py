@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import COLUMNS, noise, save, save_many, write_manifest
+from volumes import save_head
 
 from reshift.data.cases import Case, fingerprint
 from reshift.data.manifest import load_cases
@@ -33,6 +34,15 @@ def test_a_full_row(folder: Path) -> None:
 def test_only_the_image_is_needed(folder: Path) -> None:
     [case] = load_cases(write_manifest(folder, "images/000.png", header="image"))
     assert (case.subject, case.label, case.split) == ("images/000.png", 0, "train")
+
+
+def test_a_label_may_be_missing_where_something_else_says_it(folder: Path) -> None:
+    rows = ("images/000.png,,a,,train,", "images/001.png,,b,,val,", "scan.nii.gz,mask.nii.gz,c,,test,")
+    for name in ("scan", "mask"):
+        save_head(folder / f"{name}.nii.gz")
+    assert [case.label for case in load_cases(write_manifest(folder, *rows))] == [0, 0, 0]  # the mask decides, slice by slice
+    [case] = load_cases(write_manifest(folder, "images/000.png,test", header="image,split"))  # nobody has asked for labels
+    assert case.label == 0
 
 
 def test_positions_are_numbers_or_nothing(folder: Path) -> None:
@@ -66,6 +76,8 @@ ROW = "images/000.png,,a,0,train,"
         ([ROW, "", "", ",,b,0,train,"], COLUMNS, "line 5: the image field is empty"),
         ([ROW, "images/001.png,,b,2,train,"], COLUMNS, "line 3: label '2'"),
         ([ROW, "images/001.png,,b,tumour,train,"], COLUMNS, "line 3: label 'tumour' is neither 0"),
+        ([ROW, "images/001.png,,b,,test,"], COLUMNS, "line 3: images/001.png has no label; a test image is 0"),
+        ([ROW, "images/001.png,masks/a.png,b,,test,"], COLUMNS, "line 3: images/001.png has no label"),
         ([ROW, "images/001.png,,b,0,trian,"], COLUMNS, "line 3: split 'trian' is not one of train, val, test"),
         ([ROW, "images/001.png,,b,1,train,"], COLUMNS, "images/001.png is abnormal but in the train split"),
         ([ROW, "images/001.png,,b,1,val,"], COLUMNS, "images/001.png is abnormal but in the val split"),

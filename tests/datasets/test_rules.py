@@ -172,7 +172,8 @@ def test_a_training_image_of_a_tested_subject_is_left_out(prepare: Prepare) -> N
     out = prepare("brats-png")
     cases = load_cases(out)
     assert [count(cases, *key) for key in (("train", 0), ("test", 0), ("test", 1))] == [5, 3, 3]
-    assert facts(out)["notes"] == ["1 training images left out: their subjects are in the test set as well"]
+    assert facts(out)["left_out"] == {"training image whose subject is in the test set as well": 1}
+    assert facts(out)["cases"] == {"found": 12, "prepared": 11, "left_out": 1, "refused": 0}
 
 
 def test_ixi_uses_the_brain_and_not_the_neck(prepare: Prepare) -> None:

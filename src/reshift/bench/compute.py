@@ -128,11 +128,13 @@ def evaluate_cell(task: Task, spec: Spec, device: str) -> dict[str, Any]:
 
     folder, kept = Path(task.out) / "evaluations" / spec.key, even_cases(images, task.keep_maps)
     about = data_caveat(Path(spec.test_path))
-    metrics, _ = evaluate_with_report(model, tests, folder, spec.dataset, indices, observe, keep_arrays=kept, data_caveat=about)
+    metrics, refused = evaluate_with_report(
+        model, tests, folder, spec.dataset, indices, observe, keep_arrays=kept, data_caveat=about
+    )
     updates = count_updates(bundle.detector, int(bundle.facts["images"]), bundle.config.train.batch)
     cost = Cost(bundle.facts["seconds"], sum(updates.values()), model.images_per_second())
     return {
-        **spec.record(), "status": "done", "error": None, "metrics": metrics, "paired": paired.columns,
+        **spec.record(), "status": "done", "error": None, "metrics": metrics, "refused": refused, "paired": paired.columns,
         "thresholds": rules.result(), "map_scores": scores.result(),
         "training": diagnose(model, training_split(Path(spec.train_path), model.bundle.config)[0], images),
         **cost_metrics(cost), "steps": cost.steps, "updates": updates, "machine": machine(model.device), "date": today(),

@@ -99,10 +99,11 @@ def bench(options: Options, say: Print, warn: Print) -> int:
         make_tables(status, options)
     _warn_without_maps(status, options, warn)
     _warn_blocked(status, warn)
+    refused = _warn_refused(status, warn)
     say(f"{status.finished()} of {status.plan.total()} cells finished")
     done = status.done()
     failed = any(spec.key not in done for spec in wanted)  # the view has shown them
-    return INCOMPLETE if failed or status.blocked() else DONE
+    return INCOMPLETE if failed or refused or status.blocked() else DONE
 
 
 def tables_only(options: Options, say: Print, warn: Print) -> int:
@@ -277,3 +278,16 @@ def _warn_blocked(status: Status, warn: Print) -> None:
         found.setdefault(blocked.why, []).append(blocked.entry.name)
     for why, names in found.items():
         warn(f"blocked: {why}; without it {len(names)} cells cannot be run: {_some(names)}")
+
+
+def _warn_refused(status: Status, warn: Print) -> int:
+    """Name the test images that finished cells could not score, and count them."""
+    done, found = status.done(), dict[str, list[str]]()
+    for spec in status.plan.specs:
+        for line in done.get(spec.key, {}).get("refused", ()):
+            found.setdefault(line, []).append(spec.name)
+    for line, names in list(found.items())[:MAX_NAMES]:
+        warn(f"left out: {line}; {len(names)} cells have no result for it: {_some(names)}")
+    if len(found) > MAX_NAMES:
+        warn(f"left out: {len(found) - MAX_NAMES} more test images; cells/*.json list them under 'refused'")
+    return len(found)

@@ -14,7 +14,7 @@ from reshift.config import nearest, read_json
 from reshift.data.archive import refuse_files_outside
 from reshift.data.cases import SPLITS, Case
 from reshift.data.layouts import detect
-from reshift.data.read import list_inputs
+from reshift.data.read import is_volume, list_inputs
 from reshift.errors import UserError
 
 COLUMNS = ("image", "mask", "subject", "label", "split", "note")
@@ -162,10 +162,14 @@ def _parse_row(fields: dict[str, Any]) -> Row | str:
     if None in fields or None in fields.values():
         return "wrong number of fields; quote a field that has a comma in it"
     try:
-        return Row.model_validate({name: text for name, text in fields.items() if text})
+        row = Row.model_validate({name: text for name, text in fields.items() if text})
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
         return _ROW_ERRORS[str(first["loc"][0])].format(first["input"])
+    by_mask = row.mask and is_volume(Path(row.image))  # its mask says which slices are abnormal
+    if row.split == "test" and fields.get("label") == "" and not by_mask:
+        return f"{row.image} has no label; a test image is 0 (normal) or 1 (abnormal)"
+    return row
 
 
 def _case(row: Row, folder: Path) -> Case:

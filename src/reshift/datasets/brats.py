@@ -97,29 +97,32 @@ def _medianomaly(tree: list[Path], source: Path, settings: Settings) -> Plan:
         raise not_found_error(source, "BraTS 2021", LAYOUTS, tree)
     masks = {path.name: path for path in folders["test/annotation"]}
     tested = {_png_subject(path) for name in ("test/normal", "test/tumor") for path in folders[name]}
-    cases, problems, leaks = list[SourceCase](), list[str](), 0
+    cases, problems = list[SourceCase](), list[str]()
     for name in MEDIANOMALY:
         split = name.partition("/")[0]
         for path in folders[name]:
+            key = safe_name(f"{name.replace('/', '-')}-{path.stem}")
             if split == "train" and _png_subject(path) in tested:
-                leaks += 1
+                cases.append(SourceCase(key, _png_subject(path), (path,), _leave_out))
                 continue
             mask = masks.get(path.name.replace("flair", "seg")) if name == "test/tumor" else None
             if name == "test/tumor" and mask is None:
                 problems.append(f"{path.as_posix()}: has no annotation of that name ('flair' replaced by 'seg')")
                 continue
             convert = partial(_image, source / path, source / mask if mask else None, split, name, settings)
-            key = safe_name(f"{name.replace('/', '-')}-{path.stem}")
             cases.append(SourceCase(key, _png_subject(path), (path, *([mask] if mask else [])), partial(convert, key=key)))
     used = {case.files[-1] for case in cases}
     problems += [f"{p.as_posix()}: an annotation without its image" for p in folders["test/annotation"] if p not in used]
     counts = [(f"images in {name}", want, len(folders[name])) for name, want in MEDIANOMALY.items()]
-    notes = [f"{leaks} training images left out: their subjects are in the test set as well"] if leaks else []
     rules = [
         "the benchmark's own images and split; centre-cropped and resized",
         "masks by nearest neighbour, above 0 is tumour",
     ]
-    return Plan("MedIAnomaly PNGs", cases, counts, rules, problems, notes)
+    return Plan("MedIAnomaly PNGs", cases, counts, rules, problems)
+
+
+def _leave_out() -> CaseResult:
+    return CaseResult([], Counter({"training image whose subject is in the test set as well": 1}))
 
 
 def _png_subject(path: Path) -> str:
