@@ -41,17 +41,31 @@ def prepare_all(run_cli: Cli, root: Path) -> Path:
     return root / "data"
 
 
-def test_a_dry_run_of_the_paper_goes_through_every_cell_of_its_five_sets(run_cli: Cli, tmp_path: Path) -> None:
-    data, suite = prepare_all(run_cli, tmp_path), tiny_suite(tmp_path, "paper")
-    found = run_cli("bench", suite, "--data", data, "--out", tmp_path / "out", "--dry-run", "--device", "cpu")
+def dry_run(run_cli: Cli, folder: Path, name: str, data: Path) -> list[str]:
+    """Dry-run a suite in miniature; it must list every cell and know the cost of each. Returns the lines about cost."""
+    (folder / name).mkdir()
+    suite = tiny_suite(folder / name, name)
+    found = run_cli("bench", suite, "--data", data, "--out", folder / name / "out", "--dry-run", "--device", "cpu")
     assert found.code == 0, found.err
     lines = found.out.splitlines()
-    cells = [line.split()[-1] for line in lines if line.startswith("to run ")]
-    assert cells == [entry.name for entry in load_suite(suite).entries]
+    assert [line.split()[-1] for line in lines if line.startswith("to run ")] == [e.name for e in load_suite(suite).entries]
     costs = [line for line in lines if line.startswith("cost: ")]
-    assert len(costs) == 14 + 1  # one per method, literal DMD, and the sum
     assert all("tried now" in line for line in costs[:-1])
     assert "unknown" not in costs[-1]
+    assert not (folder / name / "out" / "models").exists()
+    return costs
+
+
+def test_dry_runs_of_the_paper_go_through_every_cell_of_its_five_sets(run_cli: Cli, tmp_path: Path) -> None:
+    data = prepare_all(run_cli, tmp_path)
+    costs = {name: dry_run(run_cli, tmp_path, name, data) for name in ("paper", "ablation", "sensitivity")}
+    assert len(costs["paper"]) == 14 + 1  # one per method, literal DMD, and the sum
+    assert len(costs["ablation"]) == 7 + 1
+
+
+@pytest.mark.parametrize("name", ["claims", "competitors"])
+def test_dry_runs_on_stand_ins_go_through_every_cell(run_cli: Cli, stand_ins: Path, tmp_path: Path, name: str) -> None:
+    assert len(dry_run(run_cli, tmp_path, name, stand_ins)) > 10
 
 
 def test_claims_in_miniature(run_cli: Cli, stand_ins: Path, tmp_path: Path) -> None:
