@@ -121,6 +121,11 @@ class Detector(nn.Module):
     # progress.
     track: Callable[[Sequence[Any], str], Iterable[Any]] = staticmethod(lambda steps, _label: steps)
 
+    @classmethod
+    def settle(cls, settings: Mapping[str, Any], images_per_subject: float) -> dict[str, Any]:  # noqa: ARG003
+        """Decide settings that follow from the normals, before training; the bundle keeps what was decided."""
+        return dict(settings)
+
     def stages(self) -> Sequence[Stage]:
         """What is trained, in order. Empty for a method that learns nothing."""
         return ()

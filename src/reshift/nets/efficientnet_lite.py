@@ -116,10 +116,11 @@ class EfficientNetLite0(FeatureNet):
     @torch.no_grad()
     def vector(self, x: Tensor) -> Tensor:
         """The 1280 features before the classifier, averaged over space: ``(B, 1280)``."""
-        h = F.relu6(self.stem(self._input(x, self.side)))
-        for block in self.blocks:
-            h = block(h)
-        return F.relu6(self.head(h)).mean((2, 3))
+        with torch.autocast(x.device.type, enabled=False):
+            h = F.relu6(self.stem(self._input(x, self.side)))
+            for block in self.blocks:
+                h = block(h)
+            return F.relu6(self.head(h)).mean((2, 3))
 
 
 def efficientnet_lite0(device: str | torch.device = "cpu") -> EfficientNetLite0:

@@ -1,5 +1,6 @@
 """``reshift train``: split, fit, calibrate, save."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -56,9 +57,8 @@ def train_run(
             check_tensorboard(wanted=config.train.tensorboard)
             learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
             kept, held = split_normals(expand_volumes(learned, config.data), config, data)
-            if config.data.level == "auto":  # the bundle says what it does
-                level = choose_level(kept, config.data)
-                config = config.model_copy(update={"data": config.data.model_copy(update={"level": level})})
+            config = _settled(config, detector, kept)  # the bundle says what it does
+            detector = build(config)
             create_output_folder(out)
             if place.rank == 0:  # for all ranks
                 lock.enter_context(locked(out))
@@ -84,6 +84,14 @@ def train_run(
         save_bundle(out / "bundle", detector, config, calibration, facts)
         (out / CHECKPOINT).unlink(missing_ok=True)  # the bundle has the weights; the moments are of no more use
     return out / "bundle"
+
+
+def _settled(config: Config, detector: Detector, kept: Sequence[Case]) -> Config:
+    """Decide by the training normals what the settings leave open."""
+    per_subject = float(np.median(list(Counter(case.subject for case in kept).values())))
+    level = choose_level(kept, config.data) if config.data.level == "auto" else config.data.level
+    data = config.data.model_copy(update={"level": level})
+    return config.model_copy(update={"data": data, "model": detector.settle(config.model, per_subject)})
 
 
 def _with_consensus(config: Config, detector: Detector, cases: Sequence[Case], listed: Sequence[Case]) -> Config:

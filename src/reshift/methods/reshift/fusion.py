@@ -2,6 +2,7 @@
 
 Every kind of witness has its weight, equal by default, shared by the witnesses of that kind. The image score is half how high
 the fused map rises and half how high the witnesses do on average: one that is sure is heard even where others see nothing.
+The witness "overall" has no place in the map; where it is heard, it has a share of the score beside these two.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 MIN_VARIANCE = 1e-12
+OVERALL = "overall"
 KEPT = 128  # images whose maps are kept while normals are measured: how high the fused map rises shows only at the end
 KEPT_BYTES = 2**30  # of these maps together: large images are fewer, at least MIN_KEPT
 MIN_KEPT = 16
@@ -55,16 +57,20 @@ class Fusion(nn.Module):
     top_centre: Tensor
     top_spread: Tensor
 
-    def __init__(self, kinds: Sequence[str], heard: Mapping[str, float], *, top: float, map_share: float) -> None:
-        """``kinds`` of all witnesses, the weight of each kind that is ``heard``, and of the fused map in the score."""
+    def __init__(
+        self, kinds: Sequence[str], heard: Mapping[str, float], *, top: float, map_share: float, overall_share: float = 0.0
+    ) -> None:
+        """``kinds`` of all witnesses, the weight of each kind that is ``heard``; shares of fused map and overall in the score."""
         super().__init__()
-        n, self.top, self.map_share = len(kinds), top, map_share
-        shares = [heard[kind] / kinds.count(kind) if kind in heard else 0.0 for kind in kinds]
+        n, self.top = len(kinds), top
+        shares = [heard[kind] / kinds.count(kind) if kind in heard and kind != OVERALL else 0.0 for kind in kinds]
         weights = torch.tensor(shares) / sum(shares)
         self.register_buffer("weights", weights, persistent=False)
-        self.register_buffer(
-            "score_weights", torch.cat([weights * (1.0 - map_share), weights.new_tensor([map_share])]), persistent=False
-        )
+        rest = 1.0 - overall_share if OVERALL in kinds and OVERALL in heard else 1.0
+        score_weights = torch.cat([weights * (1.0 - map_share), weights.new_tensor([map_share])]) * rest
+        if rest < 1.0:
+            score_weights[kinds.index(OVERALL)] = overall_share
+        self.register_buffer("score_weights", score_weights, persistent=False)
         self.register_buffer("centre", torch.zeros(n))
         self.register_buffer("covariance", torch.eye(n))
         self.register_buffer("top_centre", torch.zeros(n + 1))  # of the witnesses, and of the fused map
@@ -99,7 +105,7 @@ class Fusion(nn.Module):
     def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The score when heat-map ``before`` becomes ``after``: what the witnesses said apart stays, the top is another."""
         higher = top_mean(after, self.top) - top_mean(before, self.top)
-        return score + self.map_share * higher / self.top_spread[-1]
+        return score + self.score_weights[-1] * higher / self.top_spread[-1]
 
     def _standard(self, maps: Sequence[Tensor]) -> Tensor:
         """The maps in units of their spread over normals, ``(B, n, H, W)``."""

@@ -4,7 +4,8 @@ The paper's classifier separates whole images from their decoded restorations, w
 discriminators are dense: parts of normal images are shifted (shifts.py), and they mark the shifted pixels, from the image
 alone (plain) and beside frozen features of pretrained networks (featured; discriminator.py). Beside them stand the
 distance of those features to the nearest features of normals (memory.py), what a denoiser would change (denoising.py)
-and, where it is declared that lesions are bright or dark, the rarity of that brightness (tail.py).
+and, where it is declared that lesions are bright or dark, the rarity of that brightness (tail.py). Where an image shows a whole
+organ, the score also asks how unlike all normals it is as a whole (overall.py).
 
 Every witness has one part per fold of the subjects, which has not seen that fold: all normals are learned from, and all
 set the thresholds. fusion.py measures each witness over the normals it has not seen and averages them.
@@ -13,13 +14,13 @@ Burned-in text is removed first, as far as it consists of thin bright strokes. M
 where it does not count as a shift (annotations.py).
 
 Heat-map: softplus of the fused map in units of its spread over normals, 0 outside the anatomy. Image score: half the top of
-the heat-map, half the mean of the witnesses' own tops.
+the heat-map, half the mean of the witnesses' own tops; "overall" has a share beside both.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +33,25 @@ from reshift.methods.reshift.denoising import Denoiser, noisy
 from reshift.methods.reshift.discriminator import Discriminator
 from reshift.methods.reshift.fusion import Fusion
 from reshift.methods.reshift.memory import Memory
+from reshift.methods.reshift.overall import Overall
 from reshift.methods.reshift.photometry import mild_photometry, strong_photometry
-from reshift.methods.reshift.settings import ReshiftSettings
+from reshift.methods.reshift.settings import EMBEDDED, ReshiftSettings
 from reshift.methods.reshift.shifts import SOURCES, Source, anatomy, shift
 from reshift.methods.reshift.tail import Tail
 from reshift.methods.reshift.witness import Example, Seen, TrainedWitness, Witness
+from reshift.nets.efficientnet_lite import HEAD as VECTOR
+from reshift.nets.efficientnet_lite import efficientnet_lite0
 from reshift.nets.features import feature_net
+from reshift.weights.find import available
 
 CHUNK = 16  # images per pass where nothing is trained
 RESTORATION = "restoration"
 VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 # Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
-AFTERWARDS = {"witnesses", "silent", "memory_weight", "map_share", "blur", "flips", "top", "spreads", "dmd"}
+AFTERWARDS = {
+    "witnesses", "silent", "memory_weight", "map_share", "overall", "overall_share", "blur", "flips", "top", "spreads", "dmd",
+}  # fmt: skip
+OVERALL_ROWS = 2048  # normals that are remembered as a whole
 QUICK = {
     "witnesses": ["featured", "memory", "denoising"], "features": "embedded", "folds": 1, "mirror": False,
     "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
@@ -77,11 +85,14 @@ class Reshift(Detector):
         deepest = max(2 ** (len(s.widths) - 1), s.denoising_grain * 2 ** (len(s.denoising_widths) - 1))
         if size % deepest:
             raise ValueError(f"data.size {size} is not a multiple of {deepest}, which so many widths need")
-        self.size, self.folds, self.feature_names = size, s.folds, s.networks
+        self.size, self.folds = size, s.folds
+        self.feature_names = tuple(dict.fromkeys([*s.networks, *([EMBEDDED] if "overall" in s.present else [])]))
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
         heard: dict[str, float] = {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}
-        self.fusion = Fusion([str(w.kind) for w in self.witnesses], heard, top=s.top, map_share=s.map_share)
+        self.fusion = Fusion(
+            [str(w.kind) for w in self.witnesses], heard, top=s.top, map_share=s.map_share, overall_share=s.overall_share
+        )
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
 
     def _build(self, kind: str, channels: int) -> Iterator[Witness]:
@@ -94,6 +105,9 @@ class Reshift(Detector):
             yield Denoiser(channels, s.denoising_widths, s.folds, grain=s.denoising_grain)
         elif kind == "tail":
             yield Tail(dark=s.polarity == "dark")
+        elif kind == "overall":
+            efficientnet_lite0()  # missing weights show now
+            yield Overall(EMBEDDED, VECTOR, s.folds, rows=OVERALL_ROWS)
         for name in s.networks if kind in ("featured", "memory") else ():
             net = feature_net(name, "cpu")  # missing weights show now, not after reading the images
             maps = net.channels
@@ -102,6 +116,13 @@ class Reshift(Detector):
             else:
                 blur = s.blur * self.size / 128 * net.side / net.side_for(self.size)  # a share of a patch
                 yield Memory(name, sum(maps[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
+
+    @classmethod
+    def settle(cls, settings: Mapping[str, Any], images_per_subject: float) -> dict[str, Any]:
+        """Ask the witness "overall" where most subjects have one image: several are slices, which differ by their position."""
+        wish = settings.get("overall", "auto")
+        asked = images_per_subject < 2.0 and available(EMBEDDED)
+        return {**settings, "overall": ("on" if asked else "off") if wish == "auto" else wish}
 
     def notes(self) -> list[str]:
         """Say so where stronger features could be used."""
@@ -125,7 +146,7 @@ class Reshift(Detector):
         s = self.settings
         name = f"{witness.kind} {witness.network}" if witness.network else str(witness.kind)
         decided_by = {"what": name, **s.model_dump(mode="json", exclude=AFTERWARDS)}
-        if isinstance(witness, Memory):
+        if isinstance(witness, Memory | Overall):
             return Stage(name, 0, (), partial(self._fill_memory, witness), decided_by, folds=s.folds)
         if isinstance(witness, Tail):
             return Stage(name, 0, (), lambda images: witness.fill(map(self._remove_text, images)), decided_by)
@@ -134,9 +155,12 @@ class Reshift(Detector):
         objective = Objective((witness,), partial(self._loss, witness))
         return Stage(name, 0, (objective,), None, decided_by, steps, s.folds)
 
-    def _fill_memory(self, memory: Memory, images: Iterable[Tensor], fold: int = 0, *, extend: bool = False) -> None:
+    def _fill_memory(self, memory: Memory | Overall, images: Iterable[Tensor], fold: int = 0, *, extend: bool = False) -> None:
         parts = (self._remove_text(part) for batch in images for part in batch.split(CHUNK))
-        memory.fill((self._maps(str(memory.network), part) for part in parts), fold, extend=extend)
+        if isinstance(memory, Overall):
+            memory.fill(map(self._vector, parts), fold, extend=extend)
+        else:
+            memory.fill((self._maps(str(memory.network), part) for part in parts), fold, extend=extend)
 
     def _loss(self, witness: TrainedWitness, x: Tensor, step: Step) -> dict[str, Tensor]:
         """The mean loss of a witness's networks on fresh examples."""
@@ -184,7 +208,7 @@ class Reshift(Detector):
 
     def adapt(self, batches: Iterable[tuple[Tensor, int]]) -> bool:
         """Add a new site's patches to the memories, fold by fold, and measure every witness again."""
-        given, memories = list(batches), [witness for witness in self.witnesses if isinstance(witness, Memory)]
+        given, memories = list(batches), [witness for witness in self.witnesses if isinstance(witness, Memory | Overall)]
         if self.folds == 1 or not memories:
             self.fit_normalisation((x, None) for x, _ in given)
             return False
@@ -210,10 +234,13 @@ class Reshift(Detector):
     def _see(self, x: Tensor) -> Seen:
         x = self._remove_text(x)
         seen = self._view(x)
+        if "overall" in self.settings.heard:
+            seen = seen._replace(vector=self._vector(x))
         return seen._replace(mirrored=self._view(x.flip(-1))) if self.settings.flips else seen
 
     def _view(self, x: Tensor) -> Seen:
-        return Seen(x, anatomy(x), {name: self._maps(name, x) for name in self.feature_names})
+        maps = {name: self._maps(name, x) for name in self.settings.networks}
+        return Seen(x, anatomy(x), maps)
 
     def _remove_text(self, x: Tensor) -> Tensor:
         contrast = self.settings.strokes
@@ -222,6 +249,9 @@ class Reshift(Detector):
     def _maps(self, network: str, x: Tensor) -> list[Tensor]:
         net = feature_net(network, str(x.device))
         return net.maps(x, net.side_for(self.size))
+
+    def _vector(self, x: Tensor) -> Tensor:
+        return efficientnet_lite0(x.device).vector(x)
 
     def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """What the witnesses said apart stays; the top of the heat-map is another."""

@@ -9,7 +9,7 @@ from reshift.methods.dmd.settings import DMDSettings
 from reshift.weights.find import available
 
 SourceName = Literal["offset", "gain", "swap", "mix", "texture", "tone", "restoration"]
-WitnessName = Literal["plain", "featured", "memory", "denoising", "tail"]
+WitnessName = Literal["plain", "featured", "memory", "denoising", "tail", "overall"]
 Widths = Annotated[tuple[Annotated[int, Field(ge=8, le=4096, multiple_of=8)], ...], Field(min_length=3, max_length=10)]
 STRONG = ("tinyvit-sam", "dinov2-small")  # feature networks that find more than the embedded one
 EMBEDDED = "efficientnet-lite0"
@@ -22,6 +22,8 @@ class ReshiftSettings(Frozen):
     witnesses: tuple[WitnessName, ...] = ("plain", "featured", "memory", "denoising")
     silent: tuple[WitnessName, ...] = ()  # trained, but not heard: what a witness is worth, without training again
     polarity: Literal["none", "bright", "dark"] = "none"  # bright or dark: lesions are known to be so; adds the witness "tail"
+    # Whether the witness "overall" is asked. auto: where most subjects have one image, so that an image shows a whole organ.
+    overall: Literal["auto", "on", "off"] = "auto"
     folds: int = Field(4, ge=1, le=64)  # of the subjects; every witness has a part that has not seen a fold
     # Networks by name. auto: the best ones at hand; embedded: the small one that comes with the extra "features".
     features: tuple[str, ...] | Literal["auto", "embedded", "off"] = "auto"
@@ -54,6 +56,7 @@ class ReshiftSettings(Frozen):
 
     memory_weight: float = Field(1.0, gt=0.0)  # of the memory; the other kinds of witnesses have 1
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
+    overall_share: float = Field(0.4, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked
     flips: bool = True  # trained witnesses also judge the mirrored image
     top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
     spreads: float = Field(2.75, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
@@ -81,7 +84,9 @@ class ReshiftSettings(Frozen):
             raise ValueError(f"smallest {self.smallest} exceeds largest {self.largest}")
         if "tail" in self.witnesses and self.polarity == "none":
             raise ValueError('the witness \'tail\' needs polarity = "bright" or "dark"')
-        if not set(self.heard):
+        if "overall" in self.witnesses:
+            raise ValueError('the witness "overall" has a setting of its own: overall = "on"')
+        if not set(self.heard) - {"overall"}:
             raise ValueError("no witness is left: name more witnesses, fewer silent ones, or install the features")
         return self
 
@@ -92,9 +97,10 @@ class ReshiftSettings(Frozen):
 
     @property
     def present(self) -> tuple[WitnessName, ...]:
-        """The witnesses that are built: those that need features only with features, the tail where polarity is declared."""
+        """The witnesses that are built: those that need features only with features, two where they are asked for."""
         named = [name for name in self.witnesses if self.networks or name not in NEED_FEATURES]
-        return (*named, *(("tail",) if self.polarity != "none" and "tail" not in named else ()))
+        tail = ("tail",) if self.polarity != "none" and "tail" not in named else ()
+        return (*named, *tail, *(("overall",) if self.overall == "on" and self.networks else ()))
 
     @property
     def heard(self) -> tuple[WitnessName, ...]:

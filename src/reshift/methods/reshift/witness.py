@@ -20,6 +20,7 @@ class Seen(NamedTuple):
     inside: Tensor  # (B, 1, H, W), 1 where there is anatomy
     maps: Mapping[str, Maps]  # feature maps by the name of their network
     mirrored: "Seen | None" = None  # the same of the mirrored batch, where that is asked for
+    vector: Tensor | None = None  # (B, d), each image as a whole, where a witness wants it
 
 
 class Example(NamedTuple):
@@ -33,7 +34,7 @@ class Example(NamedTuple):
 class Witness(nn.Module):
     """The base of all witnesses: ``forward(seen, without)`` is its map ``(B, 1, H, W)``; larger means less like the normals."""
 
-    kind: str  # plain, featured, memory, denoising, tail: kinds have equal weight
+    kind: str  # plain, featured, memory, denoising, tail: kinds have equal weight; overall has none in the heat-map
     network: str | None = None  # the feature network it uses
 
     def forward(self, seen: Seen, without: int | None = None) -> Tensor:
