@@ -181,6 +181,19 @@ def baselines(dataset: str) -> list[str]:
     return table(f"{dataset} | {header}", lines)
 
 
+def competitors() -> list[str]:
+    """Baselines with their authors' number of updates, as far as they have been run."""
+    lines, before = [], ""
+    for row in sorted(read("competitors"), key=lambda row: (SETS.index(row["dataset"]), -float(row["pixel.ap"]))):
+        shown, before = row["dataset"] if row["dataset"] != before else "", row["dataset"]
+        updates = f"{int(row['steps']):,}" if int(row["steps"]) else "–"
+        lines.append([
+            shown, row["row"], updates, interval(row, "image.auc"), fixed(row["image.fpr"]), interval(row, "pixel.ap"),
+            fixed(row["pixel.dice"]), fixed(row["pixel.dice_max"]), f"{float(row['train_seconds']):.0f} s",
+        ])  # fmt: skip
+    return table("set | method | updates | AUC | FPR at P95 | AP_pix | Dice | best possible Dice | training", lines)
+
+
 RESEARCH = {  # variant and combination of the witnesses
     ("base", "distance 1"): "**the full profile as it is**",
     ("base-again", "distance 1"): "the same seed once more",
@@ -229,6 +242,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
         real,
         ablation,
         sensitivity,
+        competitors,
         claims_detect,
         claims_localise,
         claims_ahead,
