@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_suites import BRIGHTNESS, DAE, HEAD, IMPOSSIBLE, write_suite
 
 from reshift.data.phantom import write_phantom
 from reshift.training.run import resolve, train_run
@@ -58,6 +59,14 @@ def test_data(run: Any, tmp_path: Path) -> None:
 def test_startup(run: Any) -> None:
     found = rows(run("startup.py", "--repeats", "1"))
     assert "start-up: score one PNG: brightness" in found
+
+
+def test_estimate(run: Any, tmp_path: Path) -> None:
+    printed = run("estimate.py", str(write_suite(tmp_path, HEAD, DAE, BRIGHTNESS, IMPOSSIBLE)), "--only", "*-[di]*")
+    [dae, impossible] = [line.split(" | ") for line in printed.splitlines()[2:]]
+    assert dae[:2] == ["| brain-dae-0", "1"]
+    assert min(float(value.strip(" |")) for value in dae[2:]) > 0.0
+    assert impossible[-1] == "failed |"
 
 
 def test_text(run: Any, tmp_path: Path) -> None:

@@ -69,6 +69,12 @@ def _count(things: Sequence[Any], name: str) -> str:
     return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
+def estimate_task(task: Task, device: str) -> float | str:
+    """Seconds of one task, from what is tried now; or why that is unknown."""
+    rate = _rate(task.cells, [], device)
+    return _seconds(task, rate) if isinstance(rate, Rate) else rate
+
+
 def _speed_settings(method: str, config: Mapping[str, Any]) -> list[Any]:
     """The settings that decide the speed; the length of the training does not."""
     model = {name: value for name, value in config["model"].items() if not name.endswith("epochs")}
