@@ -35,7 +35,7 @@ def export(bundle: Path, kind: str, out: Path, data: Path | None = None) -> Pari
         raise UserError(f"{out}: exists already; choose another --out, or delete it")
     check_packages(kind)
     found = load_bundle(bundle)
-    calibration = _check(bundle, found)
+    calibration = check_exportable(bundle, found)
     images = list(parity_images(found.config.data, data))  # what is wrong with them shows before the work
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def export(bundle: Path, kind: str, out: Path, data: Path | None = None) -> Pari
     return parity
 
 
-def _check(path: Path, bundle: Bundle) -> Calibration:
+def check_exportable(path: Path, bundle: Bundle) -> Calibration:
     """Refuse what cannot be exported; return the thresholds."""
     method = bundle.config.method
     if why := methods.METHODS[method].no_export if method in methods.METHODS else "":
@@ -117,5 +117,7 @@ def preparation(config: DataConfig) -> dict[str, Any]:
 def script(suffix: str) -> str:
     """The text of run.py, with the function that loads this kind of model."""
     text, (load, package) = inspect.getsource(run), RUNNERS[suffix]
+    if package == "onnxruntime":  # run.py has its own
+        return text
     own = inspect.getsource(load).replace(f"def {load.__name__}(", "def load_runner(")
     return text.replace(inspect.getsource(run.load_runner), own).replace("onnxruntime, not reshift", f"{package}, not reshift")

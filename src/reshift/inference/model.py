@@ -18,7 +18,7 @@ from reshift.errors import UserError
 from reshift.inference.acquisition import Acquisition
 from reshift.inference.bundle import Bundle, load_bundle
 from reshift.inference.calibration import Calibration
-from reshift.inference.exported.load import is_exported, load_exported
+from reshift.inference.exported.load import ExportedDetector, is_exported, load_exported
 from reshift.inference.result import Result, finish
 from reshift.inference.stream import Sample, grouped, predict_batches, prepare_sample
 from reshift.kernels import accelerate
@@ -101,6 +101,11 @@ class Model:
         with device_scope(self.device), torch.inference_mode():
             found: torch.Tensor = self.detector.pseudo_healthy(x)
         return found
+
+    @property
+    def runtime(self) -> str:
+        """The package that predicts: torch, or what an exported model runs on."""
+        return self.bundle.detector.runtime if isinstance(self.bundle.detector, ExportedDetector) else "torch"
 
     @property
     def acquisition(self) -> Acquisition | None:

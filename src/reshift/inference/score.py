@@ -1,7 +1,5 @@
 """``reshift score``: files and folders in, one record per image out. A bad case is recorded; a re-run continues."""
 
-import hashlib
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -14,6 +12,7 @@ from reshift.data.volume import Volume
 from reshift.errors import UserError
 from reshift.inference.acquisition import run_warning
 from reshift.inference.bundle import Bundle
+from reshift.inference.claim import claim, earlier_runtime, note_runtime
 from reshift.inference.findings.files import write_findings
 from reshift.inference.images import ImagePool, IsVolumeError, Task, Written
 from reshift.inference.inputs import ScoreCase, file_content, find_cases, free_name, read_content, result_stem
@@ -32,7 +31,7 @@ from reshift.inference.records import (
 )
 from reshift.inference.stream import predict_batches
 from reshift.inference.volumes import score_volume
-from reshift.system.files import atomic_json, remove_temporary_files, writing
+from reshift.system.files import remove_temporary_files, writing
 from reshift.system.lock import output_folder
 from reshift.system.progress import progress
 from reshift.system.workers import WorkerPool, as_ready
@@ -62,16 +61,18 @@ class Run(NamedTuple):
 
 Scored = Iterator[tuple[ScoreCase, list[Record]]]  # in any order
 Engine = Callable[[Run, Sequence[ScoreCase]], Scored]
+Choose = Callable[[Model, str | None, Sequence[ScoreCase]], Model]  # model, runtime of earlier records, what is left to score
 
 
 def score(
     model: Model, inputs: Sequence[Path], out: Path, *, dicom: bool = False, overlays: str = "all",
-    outputs: Outputs = DEFAULTS, engine: Engine | None = None,
+    outputs: Outputs = DEFAULTS, engine: Engine | None = None, choose: Choose | None = None,
 ) -> Summary:  # fmt: skip
     """Score everything not yet in ``out/scores.jsonl``; with ``dicom``, DICOM files get DICOM results in ``out/dicom``.
 
     ``overlays`` of "all" cases, of those "flagged", or of "none"; with ``labels`` they tell score and p-value. An ``engine``
-    other than this process may write heat-maps anywhere; records are written here alone.
+    other than this process may write heat-maps anywhere; records are written here alone. ``choose`` may replace the model by the
+    same one on another runtime, once it is known how much there is to score.
     """
     if overlays not in OVERLAYS:
         raise UserError(f"overlays '{overlays}' is not known; use {', '.join(OVERLAYS[:-1])} or {OVERLAYS[-1]}")
@@ -82,15 +83,17 @@ def score(
     with output_folder(out):
         with writing(out):
             remove_temporary_files(out)
-        outputs = outputs._replace(model=_claim(out, model.bundle, outputs))
-        return _score_missing(Run(model, out, dicom, notes, overlays, outputs), cases, engine or score_cases)
+        outputs = outputs._replace(model=claim(out, model.bundle, outputs))
+        return _score_missing(Run(model, out, dicom, notes, overlays, outputs), cases, engine or score_cases, choose)
 
 
-def _score_missing(run: Run, cases: Sequence[ScoreCase], engine: Engine) -> Summary:
+def _score_missing(run: Run, cases: Sequence[ScoreCase], engine: Engine, choose: Choose | None) -> Summary:
     """Score the cases that have no record, and bring the records into order."""
     records = run.out / "scores.jsonl"
     known = _known(run, records, cases)
     missing = _missing(cases, known)
+    if missing:
+        run = _with_runtime(run, missing, choose, again=bool(known))
     with progress("scoring", len(cases), len(cases) - len(missing)) as advance, RecordFile(records) as file:
         for case, found in engine(run, missing):
             known[case.source] = file.append(found)  # a case that failed before was tried again
@@ -101,6 +104,18 @@ def _score_missing(run: Run, cases: Sequence[ScoreCase], engine: Engine) -> Summ
     if run.model.bundle.calibration is not None:
         write_findings(run.out, run.model.bundle.calibration.reference.pixel_threshold, run.outputs.min_diameter)
     return Summary(len(known), tally.failures, run_warning(tally.differs), run.notes)
+
+
+def _with_runtime(run: Run, missing: Sequence[ScoreCase], choose: Choose | None, *, again: bool) -> Run:
+    """Choose what runs the model, and say so where a folder gets records of two runtimes."""
+    earlier = earlier_runtime(run.out, run.model.runtime) if again else None
+    run = run if choose is None else run._replace(model=choose(run.model, earlier, missing))
+    if earlier is None:
+        note_runtime(run.out, run.model.runtime)
+    elif earlier != run.model.runtime:
+        differ = "equal images may differ in their last digits"
+        run.notes.append(f"{run.out}: earlier scores are by {earlier}, new ones by {run.model.runtime}; {differ}")
+    return run
 
 
 def _known(run: Run, records: Path, cases: Sequence[ScoreCase]) -> dict[str, Entry]:
@@ -169,26 +184,6 @@ def _check_dicom(bundle: Bundle, outputs: Outputs) -> None:
     if bundle.calibration is None:
         raise UserError("DICOM results need a threshold, and the bundle has none; run 'reshift calibrate'")
     outputs.dicom_setup(bundle.calibration)  # opens the key file of an anonymised export
-
-
-def _claim(out: Path, bundle: Bundle, outputs: Outputs) -> str:
-    """A folder belongs to one model with one calibration: the numbers of two could not be told apart. Return their hash."""
-    exclude = {"data": {"max_pixels"}}  # it changes no score; and settings that an old bundle does not know change none
-    config = bundle.config.model_dump_json(exclude=exclude, exclude_unset=True)
-    settings = config + (bundle.calibration.model_dump_json(exclude_unset=True) if bundle.calibration else "")
-    mine = {"model_sha256": bundle.fingerprint, "settings_sha256": hashlib.sha256(settings.encode()).hexdigest()}
-    name, stamp = hashlib.sha256("".join(mine.values()).encode()).hexdigest(), out / "scored-by.json"
-    try:
-        theirs = json.loads(stamp.read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
-        theirs = None
-    earlier = {name: theirs.pop(name) for name in outputs.stamp() if name in theirs} if isinstance(theirs, dict) else {}
-    if (out / "scores.jsonl").exists() and theirs != mine:
-        raise UserError(f"{out}: holds scores of another model or calibration; choose another --out, or delete that folder")
-    if (out / "scores.jsonl").exists():
-        outputs.refuse_mixed(out, earlier)
-    atomic_json(stamp, {**mine, **outputs.stamp()})
-    return name
 
 
 def score_cases(run: Run, cases: Sequence[ScoreCase]) -> Scored:

@@ -15,13 +15,27 @@ from reshift.config import Config, parse, read_json
 from reshift.errors import UserError
 from reshift.inference.bundle import Bundle
 from reshift.inference.calibration import Calibration
-from reshift.inference.exported import run
 from reshift.methods.detector import Detector, Prediction
 
 ABOUT, CHECKSUMS, RESCORING = "export.json", "checksums.json", "rescore.pt2"
 FORMAT = 1  # raised when an older reshift could misread a folder
 REMEDY = "export the model again"
 Runner = Callable[[NDArray[np.float32]], Any]
+
+
+def load_onnx(model: Path) -> Any:
+    """A function that returns score and heatmap of images ``(N, C, S, S)``.
+
+    Unlike run.py's it shares the cores with torch, which computes the features of the acquisition check: it has as many threads
+    as torch, so that OMP_NUM_THREADS limits both, and they do not wait for work in a loop (docs/performance.md).
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(["score", "heatmap"], {"image": x})
 
 
 def load_openvino(model: Path) -> Any:
@@ -42,7 +56,7 @@ def load_torch(model: Path) -> Any:
 
 # File ending → what runs it, and the package that this needs.
 RUNNERS: Mapping[str, tuple[Callable[[Path], Any], str]] = {
-    ".onnx": (run.load_runner, "onnxruntime"), ".xml": (load_openvino, "openvino"), ".pt2": (load_torch, "torch"),
+    ".onnx": (load_onnx, "onnxruntime"), ".xml": (load_openvino, "openvino"), ".pt2": (load_torch, "torch"),
 }  # fmt: skip
 
 
@@ -64,6 +78,8 @@ def load_runner(model: Path) -> Runner:
 
 class ExportedDetector(Detector):
     """A detector that lets another runtime predict, on the CPU."""
+
+    runtime = "torch"  # the package that predicts; ``load_exported`` sets it
 
     def __init__(self, runner: Runner, notes: list[str]) -> None:
         super().__init__()
@@ -108,6 +124,7 @@ def load_exported(folder: Path) -> Bundle:
     model = folder / str(about["model"])
     runner, notes = load_runner(model), list(about["notes"])
     detector = RescoringDetector(runner, notes, folder / RESCORING) if RESCORING in listed else ExportedDetector(runner, notes)
+    detector.runtime = RUNNERS[model.suffix][1]
     return Bundle(
         detector.eval(), parse(Config, about["config"]), parse(Calibration, values), dict(about["training"]),
         listed[str(about["model"])],
