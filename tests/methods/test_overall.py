@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from reshift.data.phantom import write_phantom
 from reshift.errors import UserError
 from reshift.inference.bundle import load_bundle
-from reshift.methods.detector import Detector
-from reshift.methods.reshift.method import Reshift
+from reshift.methods.detector import Normals
 from reshift.methods.reshift.settings import ReshiftSettings
 from reshift.nets.efficientnet_lite import efficientnet_lite0
 from reshift.training.run import resolve, train_run
@@ -77,12 +76,11 @@ def test_a_new_site_s_images_are_remembered_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(("per_subject", "wish", "expected"), [
-    (1.0, "auto", "on"), (1.5, "auto", "on"), (2.0, "auto", "off"), (7.0, "on", "on"), (1.0, "off", "off"),
+    (1.0, "auto", {"overall": "on"}), (1.5, "auto", {"overall": "on"}), (2.0, "auto", {"overall": "off"}),
+    (7.0, "on", {}), (1.0, "off", {}),
 ])  # fmt: skip
-def test_it_is_asked_where_most_subjects_have_one_image(per_subject: float, wish: str, expected: str) -> None:
-    given = {"steps": 3, "overall": wish}
-    assert Reshift.settle(given, per_subject) == {"steps": 3, "overall": expected}
-    assert Detector.settle(given, per_subject) == given
+def test_it_is_asked_where_most_subjects_have_one_image(per_subject: float, wish: str, expected: dict[str, str]) -> None:
+    assert build(overall=wish).settle(Normals(per_subject, symmetry=0.0)) == expected
 
 
 def test_it_cannot_be_the_only_witness_and_is_not_listed_among_them() -> None:

@@ -95,6 +95,13 @@ class Stage(NamedTuple):
     folds: int = 1
 
 
+class Normals(NamedTuple):
+    """What the training normals are like."""
+
+    images_per_subject: float  # the median; slices of a volume are images
+    symmetry: float  # how much better they correlate with their own mirror image than with another's
+
+
 class Detector(nn.Module):
     """The base class of every method. A method implements ``stages`` and ``forward``; everything else is optional.
 
@@ -121,10 +128,9 @@ class Detector(nn.Module):
     # progress.
     track: Callable[[Sequence[Any], str], Iterable[Any]] = staticmethod(lambda steps, _label: steps)
 
-    @classmethod
-    def settle(cls, settings: Mapping[str, Any], images_per_subject: float) -> dict[str, Any]:  # noqa: ARG003
-        """Decide settings that follow from the normals, before training; the bundle keeps what was decided."""
-        return dict(settings)
+    def settle(self, normals: Normals) -> dict[str, Any]:  # noqa: ARG002
+        """The settings that the normals decide, before training. The detector is then built again, and the bundle keeps them."""
+        return {}
 
     def stages(self) -> Sequence[Stage]:
         """What is trained, in order. Empty for a method that learns nothing."""

@@ -22,7 +22,7 @@ def choose_level(cases: Sequence[Case], config: DataConfig) -> Literal["median",
     plain = config.model_copy(update={"level": "none"})
     levels, empty = dict[str, list[float]](), list[float]()
     for case in (cases[i] for i in chosen):
-        unit = (prepare(read_image(case.image, case.slice), plain).pixels + 1.0) / 2.0
+        unit = (prepare(read_image(case.image, case.slice, config.max_pixels), plain).pixels + 1.0) / 2.0
         empty.append(float((unit < DARK / 2.0).mean()))
         if (level := median_level(unit)) is not None:
             levels.setdefault(case.subject, []).append(level)

@@ -1,6 +1,5 @@
 """``reshift train``: split, fit, calibrate, save."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from reshift.system.lock import locked
 from reshift.training.level import choose_level
 from reshift.training.log import check_tensorboard
 from reshift.training.loop import CHECKPOINT, fit
+from reshift.training.normals import describe
 from reshift.training.stacks import choose_sigma
 
 MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
@@ -88,10 +88,11 @@ def train_run(
 
 def _settled(config: Config, detector: Detector, kept: Sequence[Case]) -> Config:
     """Decide by the training normals what the settings leave open."""
-    per_subject = float(np.median(list(Counter(case.subject for case in kept).values())))
-    level = choose_level(kept, config.data) if config.data.level == "auto" else config.data.level
-    data = config.data.model_copy(update={"level": level})
-    return config.model_copy(update={"data": data, "model": detector.settle(config.model, per_subject)})
+    data = config.data
+    if data.level == "auto":
+        data = data.model_copy(update={"level": choose_level(kept, data)})
+    decided = detector.settle(describe(kept, data)) if detector.overrides("settle") else {}
+    return config.model_copy(update={"data": data, "model": {**config.model, **decided}})
 
 
 def _with_consensus(config: Config, detector: Detector, cases: Sequence[Case], listed: Sequence[Case]) -> Config:

@@ -5,7 +5,8 @@ discriminators are dense: parts of normal images are shifted (shifts.py), and th
 alone (plain) and beside frozen features of pretrained networks (featured; discriminator.py). Beside them stand the
 distance of those features to the nearest features of normals (memory.py), what a denoiser would change (denoising.py)
 and, where it is declared that lesions are bright or dark, the rarity of that brightness (tail.py). Where an image shows a whole
-organ, the score also asks how unlike all normals it is as a whole (overall.py).
+organ, the score also asks how unlike all normals it is as a whole (overall.py); where normals are symmetric, each place can be
+compared with its mirror image (symmetry.py).
 
 Every witness has one part per fold of the subjects, which has not seen that fold: all normals are learned from, and all
 set the thresholds. fusion.py measures each witness over the normals it has not seen and averages them.
@@ -18,14 +19,14 @@ the heat-map, half the mean of the witnesses' own tops; "overall" has a share be
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from reshift.methods.detector import Detector, Objective, Prediction, Profiles, Stage, Step
+from reshift.methods.detector import Detector, Normals, Objective, Prediction, Profiles, Stage, Step
 from reshift.methods.dmd.method import DMD
 from reshift.methods.ops.augment import random_affine
 from reshift.methods.reshift.annotations import draw_marks, paint_marks, remove_text
@@ -34,9 +35,10 @@ from reshift.methods.reshift.discriminator import Discriminator
 from reshift.methods.reshift.fusion import Fusion
 from reshift.methods.reshift.memory import Memory
 from reshift.methods.reshift.overall import Overall
-from reshift.methods.reshift.photometry import mild_photometry, strong_photometry
+from reshift.methods.reshift.photometry import blur_and_noise, mild_photometry, strong_photometry
 from reshift.methods.reshift.settings import EMBEDDED, ReshiftSettings
 from reshift.methods.reshift.shifts import SOURCES, Source, anatomy, shift
+from reshift.methods.reshift.symmetry import Symmetry
 from reshift.methods.reshift.tail import Tail
 from reshift.methods.reshift.witness import Example, Seen, TrainedWitness, Witness
 from reshift.nets.efficientnet_lite import HEAD as VECTOR
@@ -44,19 +46,22 @@ from reshift.nets.efficientnet_lite import efficientnet_lite0
 from reshift.nets.features import feature_net
 from reshift.weights.find import available
 
+PER_NETWORK = ("featured", "memory", "symmetry")  # witnesses that there is one of for every feature network
 CHUNK = 16  # images per pass where nothing is trained
 RESTORATION = "restoration"
 VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 # Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
 AFTERWARDS = {
-    "witnesses", "silent", "memory_weight", "map_share", "overall", "overall_share", "blur", "flips", "top", "spreads", "dmd",
+    "witnesses", "silent", "overall", "overall_share", "symmetry", "memory_weight", "map_share", "blur", "flips", "top",
+    "spreads", "dmd",
 }  # fmt: skip
 OVERALL_ROWS = 2048  # normals that are remembered as a whole
+MIN_SYMMETRY = 0.25  # brains have 0.3 and more, chest X-rays and breast ultrasound less than 0.2 (docs/research.md)
 QUICK = {
     "witnesses": ["featured", "memory", "denoising"], "features": "embedded", "folds": 1, "mirror": False,
     "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
     "denoising_steps": 200, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
-    "sample": 20_000, "memory_weight": 2.0,
+    "sample": 20_000, "memory_weight": 2.0, "symmetry": "auto", "late_noise": 0.1,
 }  # fmt: skip
 
 
@@ -108,21 +113,24 @@ class Reshift(Detector):
         elif kind == "overall":
             efficientnet_lite0()  # missing weights show now
             yield Overall(EMBEDDED, VECTOR, s.folds, rows=OVERALL_ROWS)
-        for name in s.networks if kind in ("featured", "memory") else ():
+        for name in s.networks if kind in PER_NETWORK else ():
             net = feature_net(name, "cpu")  # missing weights show now, not after reading the images
             maps = net.channels
+            blur = s.blur * self.size / 128 * net.side / net.side_for(self.size)  # a share of a patch
             if kind == "featured":
                 yield discriminator(network=name, features=maps)
-            else:
-                blur = s.blur * self.size / 128 * net.side / net.side_for(self.size)  # a share of a patch
+            elif kind == "memory":
                 yield Memory(name, sum(maps[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
+            else:
+                yield Symmetry(name, blur=blur)
 
-    @classmethod
-    def settle(cls, settings: Mapping[str, Any], images_per_subject: float) -> dict[str, Any]:
-        """Ask the witness "overall" where most subjects have one image: several are slices, which differ by their position."""
-        wish = settings.get("overall", "auto")
-        asked = images_per_subject < 2.0 and available(EMBEDDED)
-        return {**settings, "overall": ("on" if asked else "off") if wish == "auto" else wish}
+    def settle(self, normals: Normals) -> dict[str, Any]:
+        """Ask "overall" where most subjects have one image, for slices differ by position; "symmetry" where normals have it."""
+        fits = {
+            "overall": normals.images_per_subject < 2.0 and available(EMBEDDED),
+            "symmetry": normals.symmetry >= MIN_SYMMETRY,
+        }
+        return {name: "on" if fit else "off" for name, fit in fits.items() if getattr(self.settings, name) == "auto"}
 
     def notes(self) -> list[str]:
         """Say so where stronger features could be used."""
@@ -138,9 +146,9 @@ class Reshift(Detector):
     # ---- training --------------------------------------------------------------------------------------------------
 
     def stages(self) -> Sequence[Stage]:
-        """The paper's two stages where they make shifts; then one stage per witness."""
+        """The paper's two stages where they make shifts; then one stage per witness that learns."""
         stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
-        return (*stages, *(self._stage(witness) for witness in self.witnesses))
+        return (*stages, *(self._stage(witness) for witness in self.witnesses if not isinstance(witness, Symmetry)))
 
     def _stage(self, witness: nn.Module) -> Stage:
         s = self.settings
@@ -189,6 +197,8 @@ class Reshift(Detector):
             photometry(x, step), other, self._sources(), step,
             smallest=s.smallest * min(1.0, 128 / self.size), largest=s.largest, most=s.blobs, untouched=s.untouched,
         )  # fmt: skip
+        if s.late_noise:
+            image = blur_and_noise(image, inside, s.late_noise, step)
         if s.marks:
             image, cover = paint_marks(image, self.marks, step, share=s.marks)
             inside = torch.maximum(inside, (cover > VISIBLE).to(x.dtype))  # outside the anatomy, too, text is not a shift

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from reshift.methods.detector import Step
+from reshift.methods.ops.filters import gaussian_blur
 from reshift.methods.reshift.shifts import smooth_noise
 
 KNEE = 0.4  # grey value, on [0, 1], around which the contrast curve bends
@@ -32,6 +33,17 @@ def mild_photometry(x: Tensor, step: Step) -> Tensor:
     gamma, gain = 0.8 + 0.45 * step.uniform(b, 1, 1, 1), 0.85 + 0.33 * step.uniform(b, 1, 1, 1)
     unit = ((x + 1.0) / 2.0).clamp(0.0, 1.0).pow(gamma) * gain
     return (2.0 * (unit + 0.02 * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)) - 1.0).clamp(-1.0, 1.0)
+
+
+def blur_and_noise(x: Tensor, inside: Tensor, most: float, step: Step) -> Tensor:
+    """Blur half of the images a little and add noise of a random std up to ``most``, inside the anatomy.
+
+    After a shift this makes what was put in as sharp and as noisy as its surroundings: lesions are not pasted, either.
+    """
+    b = len(x)
+    share = (step.uniform(b, 1, 1, 1) < 0.5).to(x.dtype) * step.uniform(b, 1, 1, 1)
+    x = x + share * (gaussian_blur(x, 0.8 * min(x.shape[-2:]) / 128) - x)
+    return (x + inside * most * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)).clamp(-1.0, 1.0)
 
 
 def _around_one(most: float, step: Step, b: int) -> Tensor:

@@ -9,11 +9,12 @@ from reshift.methods.dmd.settings import DMDSettings
 from reshift.weights.find import available
 
 SourceName = Literal["offset", "gain", "swap", "mix", "texture", "tone", "restoration"]
-WitnessName = Literal["plain", "featured", "memory", "denoising", "tail", "overall"]
+WitnessName = Literal["plain", "featured", "memory", "denoising", "tail", "overall", "symmetry"]
 Widths = Annotated[tuple[Annotated[int, Field(ge=8, le=4096, multiple_of=8)], ...], Field(min_length=3, max_length=10)]
 STRONG = ("tinyvit-sam", "dinov2-small")  # feature networks that find more than the embedded one
 EMBEDDED = "efficientnet-lite0"
-NEED_FEATURES = ("featured", "memory")
+NEED_FEATURES = ("featured", "memory", "overall", "symmetry")
+BY_RULE = ("overall", "symmetry")  # witnesses with a setting of their own
 
 
 class ReshiftSettings(Frozen):
@@ -24,6 +25,7 @@ class ReshiftSettings(Frozen):
     polarity: Literal["none", "bright", "dark"] = "none"  # bright or dark: lesions are known to be so; adds the witness "tail"
     # Whether the witness "overall" is asked. auto: where most subjects have one image, so that an image shows a whole organ.
     overall: Literal["auto", "on", "off"] = "auto"
+    symmetry: Literal["auto", "on", "off"] = "off"  # likewise; auto: where the normals are symmetric
     folds: int = Field(4, ge=1, le=64)  # of the subjects; every witness has a part that has not seen a fold
     # Networks by name. auto: the best ones at hand; embedded: the small one that comes with the extra "features".
     features: tuple[str, ...] | Literal["auto", "embedded", "off"] = "auto"
@@ -44,6 +46,9 @@ class ReshiftSettings(Frozen):
     blobs: int = Field(4, ge=1, le=16)  # per image, at most
     untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
     photometry: Literal["mild", "strong"] = "strong"  # changes of brightness, contrast and sharpness that are not shifts
+    late_noise: float = Field(
+        0.0, ge=0.0
+    )  # at most, on [-1, 1]: std of noise that follows the shifts, with some blur; 0: neither
     marks: float = Field(0.3, ge=0.0, le=1.0)  # share of images with painted text or calipers, which are not shifts
     strokes: float = Field(0.5, ge=0.0)  # thin lines brighter by this, on [-1, 1], are removed first; 0: none
     degrees: float = Field(8.0, ge=0.0)  # augmentation: rotation, shift, zoom
@@ -84,8 +89,8 @@ class ReshiftSettings(Frozen):
             raise ValueError(f"smallest {self.smallest} exceeds largest {self.largest}")
         if "tail" in self.witnesses and self.polarity == "none":
             raise ValueError('the witness \'tail\' needs polarity = "bright" or "dark"')
-        if "overall" in self.witnesses:
-            raise ValueError('the witness "overall" has a setting of its own: overall = "on"')
+        if mistaken := [name for name in self.witnesses if name in BY_RULE]:
+            raise ValueError(f'the witness "{mistaken[0]}" has a setting of its own: {mistaken[0]} = "on"')
         if not set(self.heard) - {"overall"}:
             raise ValueError("no witness is left: name more witnesses, fewer silent ones, or install the features")
         return self
@@ -97,10 +102,10 @@ class ReshiftSettings(Frozen):
 
     @property
     def present(self) -> tuple[WitnessName, ...]:
-        """The witnesses that are built: those that need features only with features, two where they are asked for."""
+        """The witnesses that are built: those that need features only with features, three only where they are asked for."""
         named = [name for name in self.witnesses if self.networks or name not in NEED_FEATURES]
         tail = ("tail",) if self.polarity != "none" and "tail" not in named else ()
-        return (*named, *tail, *(("overall",) if self.overall == "on" and self.networks else ()))
+        return (*named, *tail, *(name for name in BY_RULE if getattr(self, name) == "on" and self.networks))
 
     @property
     def heard(self) -> tuple[WitnessName, ...]:

@@ -1,0 +1,53 @@
+"""What the training normals are like, before anything is trained: methods decide settings by it (``Detector.settle``)."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+
+from reshift.config import DataConfig
+from reshift.data.cases import Case
+from reshift.data.prepare import prepare
+from reshift.data.read import read_image
+from reshift.methods.detector import Normals
+
+SAMPLE = 60  # normals that are looked at
+SIDE = 32  # pixels, to which they are reduced
+BLACK = -0.9  # of [-1, 1]; darker pixels do not count
+MIN_PIXELS = 50  # that two images must share to be compared
+
+Plane = NDArray[np.float32]
+
+
+def describe(cases: Sequence[Case], config: DataConfig) -> Normals:
+    """Count and look at the normals."""
+    per_subject = float(np.median(list(Counter(case.subject for case in cases).values())))
+    chosen = np.random.default_rng(0).permutation(len(cases))[:SAMPLE].tolist()
+    return Normals(per_subject, symmetry([_small(cases[i], config) for i in chosen]))
+
+
+def symmetry(images: Sequence[Plane]) -> float:
+    """How much better images correlate with their own mirror image than with another's, on the median; 0 if it is unknown.
+
+    Another's mirror image has what all share, such as a layer below another or a bright middle. Where all normals are as alike as
+    an image and its mirror image, a comparison with them says as much.
+    """
+    own = [_correlation(image, image[:, ::-1]) for image in images]
+    others = [_correlation(image, other[:, ::-1]) for image, other in zip(images, [*images[1:], *images[:1]], strict=True)]
+    known = [[value for value in values if value is not None] for values in (own, others)]
+    return float(np.median(known[0]) - np.median(known[1])) if all(known) else 0.0
+
+
+def _small(case: Case, config: DataConfig) -> Plane:
+    pixels = prepare(read_image(case.image, case.slice, config.max_pixels), config).pixels.mean(0)
+    reduced = PIL.Image.fromarray(pixels).resize((SIDE, SIDE), PIL.Image.Resampling.BOX)
+    return np.asarray(reduced, dtype=np.float32)
+
+
+def _correlation(a: Plane, b: Plane) -> float | None:
+    seen = (a > BLACK) & (b > BLACK)
+    if seen.sum() < MIN_PIXELS or not (a[seen].std() > 0.0 and b[seen].std() > 0.0):
+        return None
+    return float(np.corrcoef(a[seen], b[seen])[0, 1])
