@@ -37,8 +37,8 @@ SLOW = (
     "test_pacs_series", "test_readers",
     "test_faults", "test_determinism", "test_supply_chain", "test_fuzz", "test_slow_files", "test_large_images",
     "test_score_dicom", "test_dicom_export", "test_shared_data", "test_pixel_allowance", "test_reshift", "test_acquisition",
-    "test_pull", "test_bundle_features", "test_export", "test_trace", "test_monai", "test_large_sizes",
-    "test_privacy", "test_findings_files", "test_dicom_valid", "test_anonymise",
+    "test_pull", "test_bundle_features", "test_export", "test_cached", "test_runtime", "test_trace", "test_monai",
+    "test_large_sizes", "test_privacy", "test_findings_files", "test_dicom_valid", "test_anonymise",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from typing import TextIO
 PLAIN = ("torch", "numpy", "PIL.Image", "pydantic", "safetensors.torch", "typer", "rich.progress", "jinja2", "filelock")
 TRITON = ("torch.testing", "triton.language", "pytest", "numpy")
 INTERPRETED = {"TRITON_INTERPRET": "1"}  # Triton decides it when it is imported
+LIMIT = 600.0  # seconds; nothing takes a tenth of it, except on a machine that does much else
 
 
 class Forked:
@@ -53,7 +54,7 @@ class Forked:
             self.returncode = int(self._status.readline())
         return self.returncode
 
-    def wait(self, timeout: float = 120.0) -> int:
+    def wait(self, timeout: float = LIMIT) -> int:
         """Wait for its end, and return the exit code."""
         if self.returncode is None:
             select.select([self._status], [], [], timeout)
@@ -61,7 +62,7 @@ class Forked:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return int(self.returncode or 0)
 
-    def communicate(self, timeout: float = 120.0) -> tuple[str, str]:
+    def communicate(self, timeout: float = LIMIT) -> tuple[str, str]:
         """Wait for its end, and return what it printed."""
         self.wait(timeout)
         for reader in self._readers:

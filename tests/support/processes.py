@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
-from forked import Forked
-
-LIMIT = 120.0  # seconds
+from forked import LIMIT, Forked
 
 
 def wait_until(condition: Callable[[], object], process: Forked | None = None) -> None:

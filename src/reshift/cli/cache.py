@@ -20,7 +20,7 @@ cache = typer.Typer(name="cache", help="List or clear what is kept between runs.
 
 @cache.command("list")
 def list_cache(as_json: AsJson = False) -> None:
-    """Show how much trained stages, prepared images and weights take."""
+    """Show how much trained stages, prepared images, converted bundles and weights take."""
     folder = _folder()
     found = cache_usage(folder)
     if as_json:
@@ -36,7 +36,7 @@ def list_cache(as_json: AsJson = False) -> None:
 @cache.command("prune")
 def prune_cache(
     older_than: Annotated[str, typer.Option(metavar="30d", help="not used for so long; 12h, 30d, 4w; 0d: all")] = "30d",
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="only stages, prepared or weights")] = None,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="only stages, prepared, converted or weights")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
 ) -> None:
     """Remove what was not used for a while. Downloaded weights go only with --kind weights."""

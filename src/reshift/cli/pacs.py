@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reshift.cli.runtime import Runtime, check_runtime, on_runtime
 from reshift.cli.shared import FAILED_CASES, BundlePath, Device, DicomKinds, warn
 from reshift.errors import UserError
 from reshift.system.imports import heavy_imports
@@ -54,6 +55,7 @@ def score(
     overlays: Overlays = "flagged",
     dicom_kinds: DicomKinds = "mask,report,map,overlay",
     device: Device = "auto",
+    runtime: Runtime = "auto",
 ) -> None:
     """Fetch studies from a DICOMweb archive, score every series of images and, with --push, store the results there.
 
@@ -66,7 +68,7 @@ def score(
     options = _connection(dicomweb, netrc, ca, timeout, retries)
     filters, kinds = _filters(study, query, new_since), parse_kinds(dicom_kinds)
     plan = Plan(options, out, filters, new_since, push, max_studies, int(spool_gb * 10**9), overlays, kinds)
-    summary = score_archive(_load(bundle, device), plan)
+    summary = score_archive(_load(bundle, device, runtime), plan)
     typer.echo(
         f"{summary.series} series, {summary.scored} scored, {len(summary.failed)} failed, "
         f"{summary.stored} results stored: {summary.table}"
@@ -90,6 +92,7 @@ def listen(
     overlays: Overlays = "flagged",
     dicom_kinds: DicomKinds = "mask,report,map,overlay",
     device: Device = "auto",
+    runtime: Runtime = "auto",
 ) -> None:
     """Receive images by C-STORE, score a series once it is complete, and send the results to --forward. Ctrl-C ends it.
 
@@ -104,7 +107,7 @@ def listen(
     titles = [checked_title(title) for title in allow or ()]
     kinds = parse_kinds(dicom_kinds)
     plan = Plan(checked_title(aet), port, out, host, titles, peer, quiet, int(spool_gb * 10**9), overlays, kinds)
-    summary = run(_load(bundle, device), plan, _log)
+    summary = run(_load(bundle, device, runtime), plan, _log)
     typer.echo(f"{summary.scored} series scored, {summary.failed} failed: {summary.table}")
     if summary.failed:
         raise typer.Exit(FAILED_CASES)
@@ -141,10 +144,12 @@ def _shown(failed: list[str]) -> list[str]:
     return failed[:SHOWN] + ([f"… and {more} more"] if more > 0 else [])
 
 
-def _load(bundle: Path, device: str) -> "Model":
+def _load(bundle: Path, device: str, runtime: str) -> "Model":
+    """The model on its runtime. An archive or a scanner sends the same model images day after day: a conversion always pays."""
     with heavy_imports():
         from reshift.inference.model import load_model
 
-    model = load_model(bundle, device)
+    check_runtime(runtime, bundle)
+    model = on_runtime(load_model(bundle, device), bundle, runtime)
     warn((model.bundle.calibration.warnings() if model.bundle.calibration else []) + model.warnings())
     return model

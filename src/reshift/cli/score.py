@@ -2,13 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reshift.cli.runtime import Runtime, check_runtime, chooser
 from reshift.cli.shared import FAILED_CASES, BundlePath, Device, DicomKinds, unpack, warn
 from reshift.errors import UserError
 from reshift.system.imports import heavy_imports
+
+if TYPE_CHECKING:
+    from reshift.inference.model import Model
 
 Inputs = Annotated[
     list[Path], typer.Argument(metavar="INPUT...", help="images, volumes, DICOM series, folders, zip files, manifests")
@@ -56,6 +60,7 @@ def score(
     overlays: Overlays = "all",
     labels: Labels = False,
     device: Device = "auto",
+    runtime: Runtime = "auto",
     engine: EngineName = "local",
     workers: Workers = None,
 ) -> None:
@@ -70,20 +75,26 @@ def score(
         from reshift.inference.outputs import Outputs, parse_kinds
         from reshift.inference.score import score as run
 
+    check_runtime(runtime, bundle, engine)
     _check_key(anonymise, out, dicom_out=dicom_out, engine=engine)
     on_ray = _ray_engine(bundle, inputs, engine, workers, device)
     outputs = Outputs(min_diameter, preview, anonymise, labels, kinds=parse_kinds(dicom_kinds))
     model = load_model(bundle, "cpu" if on_ray else device)  # with Ray the workers load their own
-    if model.bundle.calibration is None:
-        warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
-    else:
-        warn(model.bundle.calibration.warnings() + model.warnings())
+    _warn_of(model, bundle)
     given = [unpack(path) for path in inputs]
-    summary = run(model, given, out, dicom=dicom_out, overlays=overlays, outputs=outputs, engine=on_ray)
+    choose = None if on_ray else chooser(model, bundle, runtime)
+    summary = run(model, given, out, dicom=dicom_out, overlays=overlays, outputs=outputs, engine=on_ray, choose=choose)
     typer.echo(f"{summary.cases} cases, {summary.failures} failed: {out / 'scores.jsonl'}")
     warn(summary.notes + ([summary.warning] if summary.warning else []))
     if summary.failures:
         raise typer.Exit(FAILED_CASES)
+
+
+def _warn_of(model: "Model", bundle: Path) -> None:
+    if model.bundle.calibration is None:
+        warn([f"{bundle} has no calibration.json: no p-values, flags or overlays; run 'reshift calibrate'"])
+    else:
+        warn(model.bundle.calibration.warnings() + model.warnings())
 
 
 def _check_key(key: Path | None, out: Path, *, dicom_out: bool, engine: str) -> None:

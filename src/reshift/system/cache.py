@@ -1,4 +1,4 @@
-"""Find the folder in which trained stages and prepared images are kept between runs; say what it holds, and clear it."""
+"""Find the folder in which trained stages, prepared images and the like are kept between runs; say what it holds; clear it."""
 
 import os
 import stat
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from reshift.system.lock import NAME as LOCK
 
 VARIABLE = "RESHIFT_CACHE"
 STAGES = "stages"  # trained stages lie in the folder itself, everything else in a folder of its own
@@ -24,7 +26,7 @@ class CachedFile(NamedTuple):
     """One file of the cache."""
 
     path: Path
-    kind: str  # "stages", or the name of its folder: "prepared", "weights"
+    kind: str  # "stages", or the name of its folder: "prepared", "weights", "converted"
     size: int
     used: float  # when it was last written or read, as far as the disk knows
 
@@ -42,7 +44,7 @@ def cached_files(folder: Path) -> Iterator[CachedFile]:
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         with suppress(OSError):  # another process was faster
             about, parts = path.lstat(), path.relative_to(folder).parts
-            ours = len(parts) > 1 or path.suffix in (".safetensors", ".tmp")
+            ours = path.name != LOCK if len(parts) > 1 else path.suffix in (".safetensors", ".tmp")  # a lock may be held
             if stat.S_ISREG(about.st_mode) and ours:
                 yield CachedFile(path, parts[0] if len(parts) > 1 else STAGES, about.st_size, max(about.st_mtime, about.st_atime))
 
@@ -66,9 +68,9 @@ def prune(folder: Path, seconds: float, kind: str | None = None, *, dry_run: boo
             continue
         if not dry_run:
             file.path.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty, or the cache itself
-                if file.path.parent != folder:
-                    file.path.parent.rmdir()
+            with suppress(OSError):  # not empty
+                for parent in file.path.relative_to(folder).parents[:-1]:  # not the cache itself
+                    (folder / parent).rmdir()
         files, size, latest = files + 1, size + file.size, max(latest, file.used)
     return Usage(files, size, latest)
 
