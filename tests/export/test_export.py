@@ -127,10 +127,13 @@ def test_what_cannot_be_exported_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full_disk)
         refused(run_cli("export", tiny_bundle, "--to", "torch", "--out", out), "No space left on device", "make room")
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.mkdtemp", full_disk)
+        refused(run_cli("export", tiny_bundle, "--to", "torch", "--out", out), out, "No space left on device", "make room")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bare"]
 
 
-def full_disk(_file: int) -> None:
+def full_disk(*_args: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -39,7 +39,8 @@ def export(bundle: Path, kind: str, out: Path, data: Path | None = None) -> Pari
     images = list(parity_images(found.config.data, data))  # what is wrong with them shows before the work
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent, ignore_cleanup_errors=True) as aside:
+        temporary = tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent, ignore_cleanup_errors=True)
+    with temporary as aside:
         folder = Path(aside) / "export"
         with writing(out):
             folder.mkdir()

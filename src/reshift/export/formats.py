@@ -80,7 +80,9 @@ def write_openvino(program: ExportedProgram, path: Path) -> None:
     """An .xml file with a .bin file beside it, by way of ONNX. Not by ``convert_model``, which reports its use to the makers."""
     import openvino
 
-    with tempfile.TemporaryDirectory() as aside:
+    with writing(path):
+        temporary = tempfile.TemporaryDirectory(dir=path.parent)
+    with temporary as aside:
         onnx = Path(aside) / "model.onnx"
         write_onnx(program, onnx)
         model = openvino.Core().read_model(onnx)
