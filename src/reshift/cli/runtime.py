@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 RUNTIMES, ONNX = ("auto", "torch", "onnx"), "onnxruntime"
 PACKAGES = ("onnx", "onnxscript", ONNX)
 FASTER = frozenset({"reshift"})  # methods that were measured to be at least 1.3 times as fast as by torch (docs/performance.md)
-MIN_THREADS = 2  # with one, ONNX Runtime was not faster
-# A conversion takes 27 s, and an image 45 ms by torch and 28 ms by ONNX Runtime: so many images pay for it.
-MIN_IMAGES = 1_600
+MIN_THREADS = 2  # with one, ONNX Runtime was slower with its own thread settings; ours have not been tried on idle cores
+# A conversion takes 30 CPU seconds and saves 21 to 42 ms per image: it pays after 700 to 1,400 images (docs/performance.md).
+MIN_IMAGES = 1_000
 VOLUME = 50  # images that a NIfTI file counts for: few thick slices, or hundreds of thin ones; it is not opened to find out
 
 Runtime = Annotated[
