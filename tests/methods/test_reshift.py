@@ -35,7 +35,7 @@ def test_every_witness_is_a_stage_of_its_own() -> None:
 
 
 def test_the_loss_of_a_discriminator_is_cross_entropy_inside_the_anatomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(features="off", marks=0.0, folds=1, witnesses=("plain",), mirror=False)
+    model = build(features="off", marks=0.0, late_noise=0.0, folds=1, witnesses=("plain",), mirror=False)
     seen = list[Shifted]()
 
     def spy(*args: Any, **named: Any) -> Shifted:

@@ -52,8 +52,8 @@ RESTORATION = "restoration"
 VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 # Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
 AFTERWARDS = {
-    "witnesses", "silent", "overall", "overall_share", "symmetry", "memory_weight", "map_share", "blur", "flips", "top",
-    "spreads", "dmd",
+    "witnesses", "silent", "overall", "overall_share", "symmetry", "featured_weight", "memory_weight", "map_share", "blur",
+    "flips", "top", "spreads", "dmd",
 }  # fmt: skip
 OVERALL_ROWS = 2048  # normals that are remembered as a whole
 MIN_SYMMETRY = 0.25  # brains have 0.3 and more, chest X-rays and breast ultrasound less than 0.2 (docs/research.md)
@@ -61,7 +61,8 @@ QUICK = {
     "witnesses": ["featured", "memory", "denoising"], "features": "embedded", "folds": 1, "mirror": False,
     "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
     "denoising_steps": 200, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
-    "sample": 20_000, "memory_weight": 2.0, "symmetry": "auto", "late_noise": 0.1,
+    "sample": 20_000, "featured_weight": 2.0, "memory_weight": 2.0,
+    "symmetry": "auto", "late_noise": 0.2,
 }  # fmt: skip
 
 
@@ -94,7 +95,8 @@ class Reshift(Detector):
         self.feature_names = tuple(dict.fromkeys([*s.networks, *([EMBEDDED] if "overall" in s.present else [])]))
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
-        heard: dict[str, float] = {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}
+        weights = {"featured": s.featured_weight, "memory": s.memory_weight}
+        heard: dict[str, float] = {kind: weights.get(kind, 1.0) for kind in s.heard}
         self.fusion = Fusion(
             [str(w.kind) for w in self.witnesses], heard, top=s.top, map_share=s.map_share, overall_share=s.overall_share
         )

@@ -11,6 +11,7 @@ from reshift.methods.ops.filters import gaussian_blur
 from reshift.methods.reshift.shifts import smooth_noise
 
 KNEE = 0.4  # grey value, on [0, 1], around which the contrast curve bends
+BLUR = 0.8  # σ, pixels of a 128-pixel image
 FOREGROUND = 0.01  # noise is added to brighter pixels only: a background of zeros stays empty
 
 
@@ -36,14 +37,16 @@ def mild_photometry(x: Tensor, step: Step) -> Tensor:
 
 
 def blur_and_noise(x: Tensor, inside: Tensor, most: float, step: Step) -> Tensor:
-    """Blur half of the images a little and add noise of a random std up to ``most``, inside the anatomy.
+    """Add noise of a random std up to ``most`` to half of the images, inside the anatomy, and blur half of those a little.
 
     After a shift this makes what was put in as sharp and as noisy as its surroundings: lesions are not pasted, either.
     """
     b = len(x)
-    share = (step.uniform(b, 1, 1, 1) < 0.5).to(x.dtype) * step.uniform(b, 1, 1, 1)
-    x = x + share * (gaussian_blur(x, 0.8 * min(x.shape[-2:]) / 128) - x)
-    return (x + inside * most * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)).clamp(-1.0, 1.0)
+    changed = (step.uniform(b, 1, 1, 1) < 0.5).to(x.dtype)
+    blurred = (step.uniform(b, 1, 1, 1) < 0.5).to(x.dtype) * step.uniform(b, 1, 1, 1)
+    y = x + blurred * (gaussian_blur(x, BLUR * min(x.shape[-2:]) / 128) - x)
+    y = y + inside * most * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)
+    return x + changed * (y.clamp(-1.0, 1.0) - x)
 
 
 def _around_one(most: float, step: Step, b: int) -> Tensor:

@@ -46,9 +46,7 @@ class ReshiftSettings(Frozen):
     blobs: int = Field(4, ge=1, le=16)  # per image, at most
     untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
     photometry: Literal["mild", "strong"] = "strong"  # changes of brightness, contrast and sharpness that are not shifts
-    late_noise: float = Field(
-        0.0, ge=0.0
-    )  # at most, on [-1, 1]: std of noise that follows the shifts, with some blur; 0: neither
+    late_noise: float = Field(0.2, ge=0.0)  # on [-1, 1], std at most of noise after the shifts, with some blur; 0: neither
     marks: float = Field(0.3, ge=0.0, le=1.0)  # share of images with painted text or calipers, which are not shifts
     strokes: float = Field(0.5, ge=0.0)  # thin lines brighter by this, on [-1, 1], are removed first; 0: none
     degrees: float = Field(8.0, ge=0.0)  # augmentation: rotation, shift, zoom
@@ -59,6 +57,7 @@ class ReshiftSettings(Frozen):
     sample: int = Field(100_000, ge=1, le=10_000_000)  # patches the bank is chosen from, at most
     blur: float = Field(2.3, ge=0.0, le=100.0)  # σ of the blur of the distance, pixels of a 128-pixel map
 
+    featured_weight: float = Field(1.0, gt=0.0)  # of the discriminators with features
     memory_weight: float = Field(1.0, gt=0.0)  # of the memory; the other kinds of witnesses have 1
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
     overall_share: float = Field(0.4, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked
