@@ -80,7 +80,7 @@ def test_a_new_site_s_images_are_remembered_as_a_whole() -> None:
     (7.0, "on", {}), (1.0, "off", {}),
 ])  # fmt: skip
 def test_it_is_asked_where_most_subjects_have_one_image(per_subject: float, wish: str, expected: dict[str, str]) -> None:
-    assert build(overall=wish).settle(Normals(per_subject, symmetry=0.0)) == expected
+    assert build(overall=wish).choose_settings(Normals(per_subject, symmetry=0.0)) == expected
 
 
 def test_it_cannot_be_the_only_witness_and_is_not_listed_among_them() -> None:

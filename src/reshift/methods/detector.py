@@ -128,7 +128,7 @@ class Detector(nn.Module):
     # progress.
     track: Callable[[Sequence[Any], str], Iterable[Any]] = staticmethod(lambda steps, _label: steps)
 
-    def settle(self, normals: Normals) -> dict[str, Any]:  # noqa: ARG002
+    def choose_settings(self, normals: Normals) -> dict[str, Any]:  # noqa: ARG002
         """The settings that the normals decide, before training. The detector is then built again, and the bundle keeps them."""
         return {}
 

@@ -1,4 +1,4 @@
-"""What the training normals are like, before anything is trained: methods decide settings by it (``Detector.settle``)."""
+"""What the training normals are like, before training: methods decide settings by it (``Detector.choose_settings``)."""
 
 from collections import Counter
 from collections.abc import Sequence

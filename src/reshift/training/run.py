@@ -57,7 +57,7 @@ def train_run(
             check_tensorboard(wanted=config.train.tensorboard)
             learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
             kept, held = split_normals(expand_volumes(learned, config.data), config, data)
-            config = _settled(config, detector, kept)  # the bundle says what it does
+            config = _with_choices(config, detector, kept)  # the bundle says what it does
             detector = build(config)
             create_output_folder(out)
             if place.rank == 0:  # for all ranks
@@ -86,12 +86,12 @@ def train_run(
     return out / "bundle"
 
 
-def _settled(config: Config, detector: Detector, kept: Sequence[Case]) -> Config:
+def _with_choices(config: Config, detector: Detector, kept: Sequence[Case]) -> Config:
     """Decide by the training normals what the settings leave open."""
     data = config.data
     if data.level == "auto":
         data = data.model_copy(update={"level": choose_level(kept, data)})
-    decided = detector.settle(describe(kept, data)) if detector.overrides("settle") else {}
+    decided = detector.choose_settings(describe(kept, data)) if detector.overrides("choose_settings") else {}
     return config.model_copy(update={"data": data, "model": {**config.model, **decided}})
 
 

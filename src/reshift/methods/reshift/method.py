@@ -126,7 +126,7 @@ class Reshift(Detector):
             else:
                 yield Symmetry(name, blur=blur)
 
-    def settle(self, normals: Normals) -> dict[str, Any]:
+    def choose_settings(self, normals: Normals) -> dict[str, Any]:
         """Ask "overall" where most subjects have one image, for slices differ by position; "symmetry" where normals have it."""
         fits = {
             "overall": normals.images_per_subject < 2.0 and available(EMBEDDED),

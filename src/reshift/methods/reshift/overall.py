@@ -1,7 +1,8 @@
 """Witness: how unlike every remembered normal an image is as a whole. It speaks in the image score only, not in the heat-map.
 
 A deep network's average over the image knows what local witnesses cannot: a heart that is too large has no abnormal patch.
-Slices of a volume differ as a whole by their position, so there this says little, and it is left out (``Reshift.settle``).
+Slices of a volume differ as a whole by their position, so there this says little, and it is left out
+(``Reshift.choose_settings``).
 """
 
 from collections.abc import Iterable

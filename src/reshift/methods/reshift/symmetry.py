@@ -1,4 +1,4 @@
-"""Witness: how unlike its mirror image a place looks. Only where normals are symmetric (``Reshift.settle``); learns nothing."""
+"""Witness: how unlike its mirror image a place looks. It learns nothing, and is asked only where normals are symmetric."""
 
 import torch
 from torch import Tensor
