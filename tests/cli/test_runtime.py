@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,15 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_nothing(
         refused(run_cli("pacs", "score", tiny_bundle, *address, "--runtime", "onnx"), "RESHIFT_CACHE=off")
         refused(run_cli("pacs", "score", tiny_bundle, *address, "--runtime", "onxx"), "'onxx'")
     assert not out.exists()
+    assert not empty_cache.exists()
+
+
+def test_an_archive_that_cannot_be_asked_is_refused_before_a_conversion(
+    run_cli: Cli, tiny_bundle: Path, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "highdicom" else find_spec(name))
+    address = ("--dicomweb", "http://127.0.0.1:9/dicom-web", "--out", tmp_path / "out")
+    refused(run_cli("pacs", "score", tiny_bundle, *address), "pip install 'reshift[pacs]'")
     assert not empty_cache.exists()
 
 

@@ -148,8 +148,11 @@ def _load(bundle: Path, device: str, runtime: str) -> "Model":
     """The model on its runtime. An archive or a scanner sends the same model images day after day: a conversion always pays."""
     with heavy_imports():
         from reshift.inference.model import load_model
+        from reshift.pacs.scoring import check_model
 
     check_runtime(runtime, bundle)
-    model = on_runtime(load_model(bundle, device), bundle, runtime)
+    model = load_model(bundle, device)
+    check_model(model)  # before a conversion that would be for nothing
+    model = on_runtime(model, bundle, runtime)
     warn((model.bundle.calibration.warnings() if model.bundle.calibration else []) + model.warnings())
     return model
