@@ -47,6 +47,12 @@ def kept_images(image: Tensor) -> int:
     return min(KEPT, max(MIN_KEPT, KEPT_BYTES // (4 * image.numel())))
 
 
+def _shares(kinds: Sequence[str], weights: Mapping[str, float]) -> Tensor:
+    """The share of each witness: the weight of its kind, divided among those of that kind; none for "overall"."""
+    shares = [weights.get(kind, 0.0) / kinds.count(kind) if kind != OVERALL else 0.0 for kind in kinds]
+    return torch.tensor(shares) / sum(shares)
+
+
 class Fusion(nn.Module):
     """What is known of the witnesses over unseen normals: mean and covariance of their pixels, mean and spread of their tops."""
 
@@ -58,16 +64,18 @@ class Fusion(nn.Module):
     top_spread: Tensor
 
     def __init__(
-        self, kinds: Sequence[str], heard: Mapping[str, float], *, top: float, map_share: float, overall_share: float = 0.0
-    ) -> None:
-        """``kinds`` of all witnesses, the weight of each kind that is ``heard``; shares of fused map and overall in the score."""
+        self, kinds: Sequence[str], heard: Mapping[str, float], in_map: Mapping[str, float],
+        *, top: float, map_share: float, overall_share: float,
+    ) -> None:  # fmt: skip
+        """``kinds`` of all witnesses, the weight of each kind that is ``heard`` in the score, and ``in_map``.
+
+        The fused map and the witness "overall" have their shares of the score.
+        """
         super().__init__()
         n, self.top = len(kinds), top
-        shares = [heard[kind] / kinds.count(kind) if kind in heard and kind != OVERALL else 0.0 for kind in kinds]
-        weights = torch.tensor(shares) / sum(shares)
-        self.register_buffer("weights", weights, persistent=False)
+        self.register_buffer("weights", _shares(kinds, in_map), persistent=False)
         rest = 1.0 - overall_share if OVERALL in kinds and OVERALL in heard else 1.0
-        score_weights = torch.cat([weights * (1.0 - map_share), weights.new_tensor([map_share])]) * rest
+        score_weights = torch.cat([_shares(kinds, heard) * (1.0 - map_share), torch.tensor([map_share])]) * rest
         if rest < 1.0:
             score_weights[kinds.index(OVERALL)] = overall_share
         self.register_buffer("score_weights", score_weights, persistent=False)

@@ -95,11 +95,10 @@ class Reshift(Detector):
         self.feature_names = tuple(dict.fromkeys([*s.networks, *([EMBEDDED] if "overall" in s.present else [])]))
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
-        weights = {"featured": s.featured_weight, "memory": s.memory_weight}
-        heard: dict[str, float] = {kind: weights.get(kind, 1.0) for kind in s.heard}
-        self.fusion = Fusion(
-            [str(w.kind) for w in self.witnesses], heard, top=s.top, map_share=s.map_share, overall_share=s.overall_share
-        )
+        heard: dict[str, float] = {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}
+        in_map = {kind: weight * (s.featured_weight if kind == "featured" else 1.0) for kind, weight in heard.items()}
+        kinds = [str(w.kind) for w in self.witnesses]
+        self.fusion = Fusion(kinds, heard, in_map, top=s.top, map_share=s.map_share, overall_share=s.overall_share)
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
 
     def _build(self, kind: str, channels: int) -> Iterator[Witness]:

@@ -57,8 +57,8 @@ class ReshiftSettings(Frozen):
     sample: int = Field(100_000, ge=1, le=10_000_000)  # patches the bank is chosen from, at most
     blur: float = Field(2.3, ge=0.0, le=100.0)  # σ of the blur of the distance, pixels of a 128-pixel map
 
-    featured_weight: float = Field(1.0, gt=0.0)  # of the discriminators with features
     memory_weight: float = Field(1.0, gt=0.0)  # of the memory; the other kinds of witnesses have 1
+    featured_weight: float = Field(1.0, gt=0.0)  # of the discriminators with features in the heat-map; in the score they have 1
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
     overall_share: float = Field(0.4, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked
     flips: bool = True  # trained witnesses also judge the mirrored image
