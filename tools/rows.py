@@ -41,8 +41,13 @@ def spread(rows: Sequence[Row], column: str) -> str:
 
 def interval(row: Row, column: str) -> str:
     """A value with its 95 % interval."""
+    return fixed(row[column]) + bounds(row, column)
+
+
+def bounds(row: Row, column: str) -> str:
+    """The 95 % interval of a value alone; nothing where there is none."""
     low, high = row[f"{column}.low"], row[f"{column}.high"]
-    return f"{float(row[column]):.3f} ({float(low):.3f}–{float(high):.3f})" if row[column] else "–"
+    return f" ({float(low):.3f}–{float(high):.3f})" if low and high else ""
 
 
 def fixed(value: str) -> str:
