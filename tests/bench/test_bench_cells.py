@@ -16,6 +16,7 @@ from reshift.bench.observe import PairedValues
 from reshift.bench.plan import group_tasks, plan
 from reshift.bench.suite import load_suite
 from reshift.errors import Stopped, UserError
+from reshift.inference.bundle import load_bundle
 from reshift.system.files import atomic_text
 
 
@@ -164,13 +165,26 @@ def test_settings_that_change_the_training_are_refused_at_inference(tmp_path: Pa
 
 def test_predicting_with_the_trained_settings_changes_nothing(tmp_path: Path) -> None:
     """Thresholds for other prediction settings are computed as in training."""
-    from reshift.inference.bundle import load_bundle
-
     task = planned(tmp_path, DAE)
     compute.train_model(task, "cpu")
     bundle = load_bundle(task.folder / "bundle")
     again = compute.predict_bundle(bundle, replace(task.cells[0], predict={"model": {"map": "absolute"}}), "cpu")
     assert again.calibration == bundle.calibration
+
+
+def test_other_prediction_settings_keep_what_the_normals_have_decided(tmp_path: Path) -> None:
+    """``overall`` and ``symmetry`` are "auto" in the suite; the trained model has, or has not, these witnesses."""
+    small = """steps = 1, denoising_steps = 1, widths = [8, 8, 8, 8], denoising_widths = [8, 8, 8], bank = 8, sample = 50, folds = 1,
+        features = ["efficientnet-lite0"]"""
+    row = f'[[rows]]\nmethod = "reshift"\nset = {{ model = {{ {" ".join(small.split())}, overall = "on" }} }}\n'
+    task = planned(tmp_path, row + 'predict = { model = { silent = ["overall"] } }\n')
+    compute.train_model(task, "cpu")
+    trained = load_bundle(task.folder / "bundle")
+    decided = trained.config.model["symmetry"]
+    assert decided in ("on", "off")
+    silent = compute.predict_bundle(trained, task.cells[0], "cpu")
+    assert silent.config.model == {**trained.config.model, "silent": ("overall",)} | {"silent": silent.config.model["silent"]}
+    assert list(silent.config.model["silent"]) == ["overall"]
 
 
 def test_slugs() -> None:

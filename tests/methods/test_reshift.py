@@ -26,7 +26,11 @@ def test_every_witness_is_a_stage_of_its_own() -> None:
     stages = build(sources=("offset", "restoration"), polarity="dark").stages()
     own = ["plain", f"featured {LITE0}", f"memory {LITE0}", "denoising", "tail"]
     assert [stage.name for stage in stages] == ["autoencoder", "restoration", *own]
-    assert [stage.name for stage in build(features="off").stages()] == ["plain", "denoising"]
+    for witnesses in (
+        ("plain", "featured", "denoising"),
+        ("featured", "memory", "denoising"),
+    ):  # without features, plain stands in
+        assert [stage.name for stage in build(witnesses=witnesses, features="off").stages()] == ["plain", "denoising"]
     assert [stage.name for stage in build(witnesses=("memory",)).stages()] == [f"memory {LITE0}"]
     known = build().stages()[0].decided_by
     for change in ({"blur": 1.0}, {"silent": ("plain",)}, {"flips": False}, {"top": 0.5}, {"spreads": 3.0}):
@@ -85,11 +89,16 @@ def test_over_those_normals_the_fused_map_has_mean_0_and_spread_1() -> None:
     fused = torch.log(torch.expm1(heatmap[anatomy(unseen)[:, 0] > 0].double()))  # softplus undone
     assert float(fused.mean()) == pytest.approx(0.0, abs=0.02)
     assert float(fused.std()) == pytest.approx(1.0, abs=0.02)
-    assert model.pixel_threshold == pytest.approx(float(F.softplus(torch.tensor(2.75))))
+    assert model.pixel_threshold == pytest.approx(float(F.softplus(torch.tensor(3.5))))
 
 
-def test_a_heavier_memory_counts_more() -> None:
-    assert build(memory_weight=2.0).fusion.weights.tolist() == pytest.approx([0.2, 0.2, 0.4, 0.2])
+def test_weights_count_in_the_heat_map_alone() -> None:
+    heavy = build(weights={"memory": 2.0}).fusion
+    assert heavy.weights.tolist() == pytest.approx([0.2, 0.2, 0.4, 0.2])
+    assert torch.equal(heavy.score_weights, build().fusion.score_weights)
+    assert not torch.equal(build(score_weights={"memory": 2.0}).fusion.score_weights, heavy.score_weights)
+    usual = build(weights=ReshiftSettings().weights, witnesses=ReshiftSettings().witnesses).fusion
+    assert usual.weights.tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
 
 
 def test_kinds_have_equal_weight_and_the_score_averages_opinions_and_the_map_s_top() -> None:
@@ -138,6 +147,13 @@ def test_several_networks_share_the_weight_of_their_kind(monkeypatch: pytest.Mon
     model = build(features=(LITE0, f"second {LITE0}"))
     assert [str(w.kind) for w in model.witnesses] == ["plain", "featured", "featured", "memory", "memory", "denoising"]
     assert model.fusion.weights.tolist() == [0.25, 0.125, 0.125, 0.125, 0.125, 0.25]
+    silent = build(features=(LITE0, f"second {LITE0}"), silent=(LITE0,))  # one network's witnesses: their kinds keep their weight
+    assert silent.fusion.weights.tolist() == [0.25, 0.0, 0.25, 0.0, 0.25, 0.25]
+    silent.fit_normalisation([(images(6), None)])
+    with torch.no_grad():
+        seen = silent._see(images(2))
+        said = [float(m.abs().max()) > 0 for m in silent._maps_of_witnesses(seen, None)]
+    assert said == [True, False, True, False, True, True]
     assert model.feature_names == (LITE0, f"second {LITE0}")
     assert isinstance(model.witnesses[2], Discriminator)
     assert isinstance(model.witnesses[4], Memory)
@@ -179,6 +195,8 @@ def test_auto_takes_the_strong_networks_that_are_at_hand(monkeypatch: pytest.Mon
     ({"witnesses": ("tail",)}, "needs polarity"),
     ({"witnesses": ("memory",), "features": "off"}, "no witness is left"),
     ({"silent": ("plain", "featured", "memory", "denoising")}, "no witness is left"),
+    ({"silent": ("featurd",)}, "silent names 'featurd'.* did you mean 'featured'"),
+    ({"silent": (LITE0,), "witnesses": ("featured", "memory")}, "no witness is left"),
     ({"smallest": 0.5}, "smallest 0.5 exceeds largest 0.35"),
     ({"denoising_grain": 4, "denoising_widths": (8, 8, 8, 8, 8)}, "not a multiple of 64"),
 ])  # fmt: skip

@@ -40,7 +40,7 @@ def test_a_symmetric_image_shows_nothing_and_a_spot_on_one_side_shows() -> None:
 
 
 def test_it_needs_no_training_and_has_the_weight_of_a_kind() -> None:
-    model = build(symmetry="on", memory_weight=1.0)
+    model = build(symmetry="on")
     assert [str(w.kind) for w in model.witnesses] == ["plain", "featured", "memory", "denoising", "symmetry"]
     assert [stage.name for stage in model.stages()] == [stage.name for stage in build().stages()]
     assert model.fusion.weights.tolist() == pytest.approx([0.2] * 5)

@@ -99,9 +99,3 @@ def test_a_new_site_s_patches_join_the_memory_and_set_its_normalisation() -> Non
     assert not torch.equal(model.fusion.centre, before)
     single = filled(folds=1)
     assert not single.adapt([(elsewhere, 0)])  # it could not leave out what it has just seen
-
-
-def test_discriminators_with_features_can_weigh_more_in_the_heat_map_alone() -> None:
-    plain, heavy = build().fusion, build(featured_weight=2.0).fusion
-    assert heavy.weights.tolist() == pytest.approx([0.2, 0.4, 0.2, 0.2])
-    assert torch.equal(heavy.score_weights, plain.score_weights)

@@ -11,6 +11,7 @@ from reshift.methods.reshift.settings import ReshiftSettings
 
 DMD = {"widths": (8, 16), "d_z": 8, "codes": 16, "unet_widths": (16, 32), "classifier_widths": (8, 8, 8), "classifier_hidden": 8}
 SMALL: dict[str, Any] = {
+    "witnesses": ("plain", "featured", "memory", "denoising"), "weights": {}, "symmetry": "off",
     "steps": 2, "denoising_steps": 2, "folds": 2, "widths": (8, 8, 8, 8), "denoising_widths": (8, 8, 8), "bank": 32,
     "sample": 500, "dmd": DMD, "strokes": 0.0, "noise_grid": 4, "features": ("efficientnet-lite0",),
 }  # fmt: skip

@@ -143,8 +143,7 @@ def evaluate_cell(task: Task, spec: Spec, device: str) -> dict[str, Any]:
 
 def predict_bundle(trained: Bundle, spec: Spec, device: str) -> Bundle:
     """Use the trained weights with the cell's own prediction settings, and calibrate again, since thresholds depend on them."""
-    config = parse(Config, merge(spec.config, spec.predict))
-    config = config.model_copy(update={"data": trained.config.data})  # what was "auto" is decided there
+    config = parse(Config, merge(trained.config.model_dump(mode="json"), spec.predict))  # what was "auto" is decided there
     detector: Any = build(config)
     if _training_facts(detector) != _training_facts(trained.detector):
         raise UserError(f"row '{spec.row}': its 'predict' settings change what is trained; give them under 'set' instead")

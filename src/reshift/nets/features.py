@@ -3,7 +3,8 @@
 A network compares images by more than their pixels. It is never trained, and its weights are no part of a detector's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from typing import ClassVar
@@ -57,8 +58,8 @@ class FeatureNet(nn.Module):
 
     @torch.no_grad()
     def maps(self, x: Tensor, side: int | None = None) -> list[Tensor]:
-        """Three maps ``(B, c, h, w)``, shallow to deep, of the image resized to ``side`` pixels; float32 under autocast, too."""
-        with torch.autocast(x.device.type, enabled=False):
+        """Three maps ``(B, c, h, w)``, shallow to deep, of the image resized to ``side`` pixels; never in bf16."""
+        with torch.autocast(x.device.type, enabled=False), fast_products(x.device):
             return self._maps(self._input(x, self.side if side is None else side))
 
     def _maps(self, x: Tensor) -> list[Tensor]:
@@ -80,6 +81,19 @@ class FeatureNet(nn.Module):
         x = F.interpolate(x.to(self.mean) / 2 + 0.5, size=(side, side), mode="bilinear", antialias=True)
         # Channels last: an eighth to a sixth faster on a CPU for networks that begin with convolutions.
         return ((as_rgb(x) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+
+@contextmanager
+def fast_products(device: torch.device) -> Iterator[None]:
+    """On a GPU, multiply float32 matrices in TF32, as convolutions do by default: much faster, at a relative error of 3e-4."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision(before)
 
 
 @lru_cache(maxsize=8)

@@ -64,22 +64,24 @@ def greedy_coreset(rows: Tensor, count: int) -> Tensor:
     return found.repeat(-(-count // len(found)))[:count]
 
 
-def nearest(rows: Tensor, bank: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
+def nearest(rows: Tensor, bank: Tensor, k: int = 1, *, spare: int = SPARE) -> tuple[Tensor, Tensor]:
     """Distances to the ``k`` nearest rows of ``bank``, ascending, and their indices, both ``(n, k)``.
 
     A matrix product finds candidates fast, but loses small distances in the rounding of large norms; the candidates are
-    therefore measured again, exactly.
+    therefore measured again, exactly. Vectors of length one need no ``spare`` candidates: rounding moves their squared distance
+    by less than 1e-6.
     """
     parts = [rows] if torch.compiler.is_compiling() else rows.split(CHUNK)  # an exported graph does not know how many there are
-    found = [_nearest(part, bank, k) for part in parts]
+    found = [_nearest(part, bank, k, k + spare) for part in parts]
     return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
 
 
-def _nearest(rows: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _nearest(rows: Tensor, bank: Tensor, k: int, count: int) -> tuple[Tensor, Tensor]:
     centre = bank.mean(0)
     centred = bank - centre
     squared = centred.square().sum(1) - 2.0 * (rows - centre) @ centred.T  # short of a constant per row
-    candidates = squared.topk(min(k + SPARE, len(bank)), largest=False).indices  # (n, k + SPARE)
+    one = count == 1  # much faster than the general case
+    candidates = squared.argmin(1, keepdim=True) if one else squared.topk(min(count, len(bank)), largest=False).indices
     exact = torch.cdist(rows[:, None], bank[candidates], compute_mode=EXACT).squeeze(1)
     distance, order = exact.sort(dim=1, stable=True)
     return distance[:, :k], candidates.gather(1, order[:, :k])

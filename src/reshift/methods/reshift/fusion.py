@@ -1,7 +1,7 @@
 """From witnesses to one heat-map and one score: each is measured in its own spread over unseen normals, then averaged.
 
-Every kind of witness has its weight, equal by default, shared by the witnesses of that kind. The image score is half how high
-the fused map rises and half how high the witnesses do on average: one that is sure is heard even where others see nothing.
+Every kind of witness has its weight in the heat-map, shared by the witnesses of that kind. The image score is half how high the
+fused map rises and half how high the kinds do on average: one that is sure is heard even where others see nothing.
 The witness "overall" has no place in the map; where it is heard, it has a share of the score beside these two.
 """
 
@@ -47,9 +47,13 @@ def kept_images(image: Tensor) -> int:
     return min(KEPT, max(MIN_KEPT, KEPT_BYTES // (4 * image.numel())))
 
 
-def _shares(kinds: Sequence[str], weights: Mapping[str, float]) -> Tensor:
-    """The share of each witness: the weight of its kind, divided among those of that kind; none for "overall"."""
-    shares = [weights.get(kind, 0.0) / kinds.count(kind) if kind != OVERALL else 0.0 for kind in kinds]
+def _shares(kinds: Sequence[str], heard: Sequence[bool], weights: Mapping[str, float]) -> Tensor:
+    """The share of each witness: the weight of its kind, divided among those of it that are heard; none for "overall"."""
+    counted = [kind for kind, counts in zip(kinds, heard, strict=True) if counts and kind != OVERALL]
+    shares = [
+        weights.get(kind, 1.0) / counted.count(kind) if counts and kind != OVERALL else 0.0
+        for kind, counts in zip(kinds, heard, strict=True)
+    ]
     return torch.tensor(shares) / sum(shares)
 
 
@@ -64,18 +68,18 @@ class Fusion(nn.Module):
     top_spread: Tensor
 
     def __init__(
-        self, kinds: Sequence[str], heard: Mapping[str, float], in_map: Mapping[str, float],
+        self, kinds: Sequence[str], heard: Sequence[bool], weights: Mapping[str, float], in_score: Mapping[str, float],
         *, top: float, map_share: float, overall_share: float,
     ) -> None:  # fmt: skip
-        """``kinds`` of all witnesses, the weight of each kind that is ``heard`` in the score, and ``in_map``.
+        """The kind of each witness, whether it is ``heard``, and the weights of kinds in the heat-map and in the score.
 
         The fused map and the witness "overall" have their shares of the score.
         """
         super().__init__()
         n, self.top = len(kinds), top
-        self.register_buffer("weights", _shares(kinds, in_map), persistent=False)
-        rest = 1.0 - overall_share if OVERALL in kinds and OVERALL in heard else 1.0
-        score_weights = torch.cat([_shares(kinds, heard) * (1.0 - map_share), torch.tensor([map_share])]) * rest
+        self.register_buffer("weights", _shares(kinds, heard, weights), persistent=False)
+        rest = 1.0 - overall_share if (OVERALL, True) in zip(kinds, heard, strict=True) else 1.0
+        score_weights = torch.cat([_shares(kinds, heard, in_score) * (1.0 - map_share), torch.tensor([map_share])]) * rest
         if rest < 1.0:
             score_weights[kinds.index(OVERALL)] = overall_share
         self.register_buffer("score_weights", score_weights, persistent=False)

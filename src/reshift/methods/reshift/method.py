@@ -1,9 +1,9 @@
 """Reshift, the default method: several witnesses of what is not normal. Ours; it builds on the paper's idea.
 
 The paper's classifier separates whole images from their decoded restorations, which it can do by their blur alone. Here
-discriminators are dense: parts of normal images are shifted (shifts.py), and they mark the shifted pixels, from the image
-alone (plain) and beside frozen features of pretrained networks (featured; discriminator.py). Beside them stand the
-distance of those features to the nearest features of normals (memory.py), what a denoiser would change (denoising.py)
+discriminators are dense: parts of normal images are shifted (shifts.py), and they mark the shifted pixels, beside frozen
+features of pretrained networks (featured) or, without any, from the image alone (plain; discriminator.py). Beside them stand
+the distance of those features to the nearest features of normals (memory.py), what a denoiser would change (denoising.py)
 and, where it is declared that lesions are bright or dark, the rarity of that brightness (tail.py). Where an image shows a whole
 organ, the score also asks how unlike all normals it is as a whole (overall.py); where normals are symmetric, each place can be
 compared with its mirror image (symmetry.py).
@@ -36,7 +36,7 @@ from reshift.methods.reshift.fusion import Fusion
 from reshift.methods.reshift.memory import Memory
 from reshift.methods.reshift.overall import Overall
 from reshift.methods.reshift.photometry import blur_and_noise, mild_photometry, strong_photometry
-from reshift.methods.reshift.settings import EMBEDDED, ReshiftSettings
+from reshift.methods.reshift.settings import EMBEDDED, PER_NETWORK, ReshiftSettings
 from reshift.methods.reshift.shifts import SOURCES, Source, anatomy, shift
 from reshift.methods.reshift.symmetry import Symmetry
 from reshift.methods.reshift.tail import Tail
@@ -46,23 +46,21 @@ from reshift.nets.efficientnet_lite import efficientnet_lite0
 from reshift.nets.features import feature_net
 from reshift.weights.find import available
 
-PER_NETWORK = ("featured", "memory", "symmetry")  # witnesses that there is one of for every feature network
 CHUNK = 16  # images per pass where nothing is trained
 RESTORATION = "restoration"
 VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 # Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
 AFTERWARDS = {
-    "witnesses", "silent", "overall", "overall_share", "symmetry", "featured_weight", "memory_weight", "map_share", "blur",
-    "flips", "top", "spreads", "dmd",
+    "witnesses", "silent", "overall", "overall_share", "symmetry", "weights", "score_weights", "map_share", "blur", "flips",
+    "top", "spreads", "dmd",
 }  # fmt: skip
 OVERALL_ROWS = 2048  # normals that are remembered as a whole
 MIN_SYMMETRY = 0.25  # brains have 0.3 and more, chest X-rays and breast ultrasound less than 0.2 (docs/research.md)
 QUICK = {
-    "witnesses": ["featured", "memory", "denoising"], "features": "embedded", "folds": 1, "mirror": False,
+    "features": "embedded", "folds": 1, "mirror": False,
     "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
     "denoising_steps": 200, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
-    "sample": 20_000, "featured_weight": 2.0, "memory_weight": 2.0,
-    "symmetry": "auto", "late_noise": 0.2,
+    "sample": 20_000,
 }  # fmt: skip
 
 
@@ -75,7 +73,7 @@ class Reshift(Detector):
     profiles: ClassVar[Profiles] = {
         "paper": {
             "data": {"holdout": 0.0, "level": "auto"},
-            "train": {"batch": 40, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
+            "train": {"batch": 32, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
         },
         "quick": {
             "data": {"level": "auto"},
@@ -95,10 +93,9 @@ class Reshift(Detector):
         self.feature_names = tuple(dict.fromkeys([*s.networks, *([EMBEDDED] if "overall" in s.present else [])]))
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
-        heard: dict[str, float] = {kind: s.memory_weight if kind == "memory" else 1.0 for kind in s.heard}
-        in_map = {kind: weight * (s.featured_weight if kind == "featured" else 1.0) for kind, weight in heard.items()}
-        kinds = [str(w.kind) for w in self.witnesses]
-        self.fusion = Fusion(kinds, heard, in_map, top=s.top, map_share=s.map_share, overall_share=s.overall_share)
+        kinds, heard = [str(w.kind) for w in self.witnesses], [self._heard(w) for w in self.witnesses]
+        weights, in_score = ({str(k): weight for k, weight in given.items()} for given in (s.weights, s.score_weights))
+        self.fusion = Fusion(kinds, heard, weights, in_score, top=s.top, map_share=s.map_share, overall_share=s.overall_share)
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
 
     def _build(self, kind: str, channels: int) -> Iterator[Witness]:
@@ -124,6 +121,9 @@ class Reshift(Detector):
                 yield Memory(name, sum(maps[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
             else:
                 yield Symmetry(name, blur=blur)
+
+    def _heard(self, witness: nn.Module) -> bool:
+        return witness.kind in self.settings.heard and witness.network not in self.settings.silent
 
     def choose_settings(self, normals: Normals) -> dict[str, Any]:
         """Ask "overall" where most subjects have one image, for slices differ by position; "symmetry" where normals have it."""
@@ -233,14 +233,18 @@ class Reshift(Detector):
 
     def forward(self, x: Tensor, without: int | None = None) -> Prediction:
         """The fused witnesses; ``without`` uses nothing that has seen this fold."""
-        seen = self._see(x)
-        score, heatmap = self.fusion(self._maps_of_witnesses(seen, without), seen.inside)
+        score, heatmap = self.fusion(*self.witness_maps(x, without))
         return Prediction(score, heatmap)
+
+    def witness_maps(self, x: Tensor, without: int | None = None) -> tuple[list[Tensor], Tensor]:
+        """What ``fusion`` takes: the map ``(B, 1, H, W)`` of every witness, and where the anatomy is."""
+        seen = self._see(x)
+        return self._maps_of_witnesses(seen, without), seen.inside
 
     def _maps_of_witnesses(self, seen: Seen, without: int | None) -> list[Tensor]:
         """The map of every witness; zeros for one that is silent."""
         silent = torch.zeros_like(seen.inside, dtype=torch.float32)
-        return [w(seen, without).float() if w.kind in self.settings.heard else silent for w in self.witnesses]
+        return [w(seen, without).float() if self._heard(w) else silent for w in self.witnesses]
 
     def _see(self, x: Tensor) -> Seen:
         x = self._remove_text(x)

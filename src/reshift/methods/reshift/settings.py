@@ -1,31 +1,34 @@
 """Settings of method ``reshift``. How each was chosen: docs/research.md."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from reshift.config import Frozen
+from reshift.config import Frozen, nearest
 from reshift.methods.dmd.settings import DMDSettings
 from reshift.weights.find import available
 
 SourceName = Literal["offset", "gain", "swap", "mix", "texture", "tone", "restoration"]
 WitnessName = Literal["plain", "featured", "memory", "denoising", "tail", "overall", "symmetry"]
+Weights = dict[WitnessName, Annotated[float, Field(gt=0.0)]]
 Widths = Annotated[tuple[Annotated[int, Field(ge=8, le=4096, multiple_of=8)], ...], Field(min_length=3, max_length=10)]
 STRONG = ("tinyvit-sam", "dinov2-small")  # feature networks that find more than the embedded one
 EMBEDDED = "efficientnet-lite0"
 NEED_FEATURES = ("featured", "memory", "overall", "symmetry")
+PER_NETWORK = ("featured", "memory", "symmetry")  # witnesses that there is one of for every feature network
 BY_RULE = ("overall", "symmetry")  # witnesses with a setting of their own
 
 
 class ReshiftSettings(Frozen):
     """Witnesses, what they are trained on, and how they become a heat-map and a score."""
 
-    witnesses: tuple[WitnessName, ...] = ("plain", "featured", "memory", "denoising")
-    silent: tuple[WitnessName, ...] = ()  # trained, but not heard: what a witness is worth, without training again
+    witnesses: tuple[WitnessName, ...] = ("featured", "memory", "denoising")
+    # Witnesses, or feature networks, that are trained but not heard: what each is worth, without training again.
+    silent: tuple[str, ...] = ()
     polarity: Literal["none", "bright", "dark"] = "none"  # bright or dark: lesions are known to be so; adds the witness "tail"
     # Whether the witness "overall" is asked. auto: where most subjects have one image, so that an image shows a whole organ.
     overall: Literal["auto", "on", "off"] = "auto"
-    symmetry: Literal["auto", "on", "off"] = "off"  # likewise; auto: where the normals are symmetric
+    symmetry: Literal["auto", "on", "off"] = "auto"  # likewise; auto: where the normals are symmetric
     folds: int = Field(4, ge=1, le=64)  # of the subjects; every witness has a part that has not seen a fold
     # Networks by name. auto: the best ones at hand; embedded: the small one that comes with the extra "features".
     features: tuple[str, ...] | Literal["auto", "embedded", "off"] = "auto"
@@ -33,7 +36,7 @@ class ReshiftSettings(Frozen):
     steps: int = Field(1000, ge=0)  # training steps of plain and featured discriminators
     widths: Widths = (32, 64, 128, 256)
     mirror: bool = True  # the discriminators also see the mirror image: a body is nearly symmetric
-    denoising_steps: int = Field(1200, ge=0)
+    denoising_steps: int = Field(1000, ge=0)
     denoising_widths: Widths = (32, 64, 128, 256, 256)
     denoising_grain: Literal[1, 2, 4] = 1  # the denoiser sees blocks of so many pixels a side as one, for speed
     noise_std: float = Field(0.4, ge=0.0)  # on [-1, 1], of the noise that the denoiser learns to remove
@@ -57,13 +60,13 @@ class ReshiftSettings(Frozen):
     sample: int = Field(100_000, ge=1, le=10_000_000)  # patches the bank is chosen from, at most
     blur: float = Field(2.3, ge=0.0, le=100.0)  # σ of the blur of the distance, pixels of a 128-pixel map
 
-    memory_weight: float = Field(1.0, gt=0.0)  # of the memory; the other kinds of witnesses have 1
-    featured_weight: float = Field(1.0, gt=0.0)  # of the discriminators with features in the heat-map; in the score they have 1
+    weights: Weights = Field({"featured": 4.0, "memory": 2.0})  # of kinds of witnesses in the heat-map; 1 if not named
+    score_weights: Weights = Field({})  # likewise in the score
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
     overall_share: float = Field(0.4, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked
     flips: bool = True  # trained witnesses also judge the mirrored image
     top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
-    spreads: float = Field(2.75, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
+    spreads: float = Field(3.5, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
     dmd: DMDSettings = DMDSettings(stage1_epochs=100, stage2_epochs=100)
 
     @model_validator(mode="before")
@@ -72,6 +75,10 @@ class ReshiftSettings(Frozen):
         """Spell out what ``auto`` and ``embedded`` stand for, so that a bundle says which networks it was trained with."""
         if isinstance(values, dict) and "members" in values:
             raise ValueError("these settings are of the first version of this method, which is no more; train again")
+        if isinstance(values, dict) and "memory_weight" in values:  # a bundle from before all kinds could have weights
+            memory, featured = values["memory_weight"], values.get("featured_weight", 1.0)
+            values = {k: v for k, v in values.items() if k not in ("memory_weight", "featured_weight")}
+            values |= {"weights": {"memory": memory, "featured": featured}, "score_weights": {"memory": memory}}
         wish = values.get("features", "auto") if isinstance(values, dict) else None
         if wish not in ("auto", "embedded"):
             return values
@@ -90,6 +97,9 @@ class ReshiftSettings(Frozen):
             raise ValueError('the witness \'tail\' needs polarity = "bright" or "dark"')
         if mistaken := [name for name in self.witnesses if name in BY_RULE]:
             raise ValueError(f'the witness "{mistaken[0]}" has a setting of its own: {mistaken[0]} = "on"')
+        if unknown := [name for name in self.silent if name not in (*get_args(WitnessName), *self.networks)]:
+            known = (*self.present, *self.networks)
+            raise ValueError(f"silent names '{unknown[0]}', which is no witness or network{nearest(unknown[0], known)}")
         if not set(self.heard) - {"overall"}:
             raise ValueError("no witness is left: name more witnesses, fewer silent ones, or install the features")
         return self
@@ -101,12 +111,15 @@ class ReshiftSettings(Frozen):
 
     @property
     def present(self) -> tuple[WitnessName, ...]:
-        """The witnesses that are built: those that need features only with features, three only where they are asked for."""
-        named = [name for name in self.witnesses if self.networks or name not in NEED_FEATURES]
+        """The witnesses that are built. Without features a plain discriminator stands for those that need them."""
+        named: list[WitnessName] = [name for name in self.witnesses if self.networks or name not in NEED_FEATURES]
+        if "featured" in self.witnesses and not self.networks and "plain" not in named:
+            named.insert(0, "plain")
         tail = ("tail",) if self.polarity != "none" and "tail" not in named else ()
         return (*named, *tail, *(name for name in BY_RULE if getattr(self, name) == "on" and self.networks))
 
     @property
     def heard(self) -> tuple[WitnessName, ...]:
         """Those that count."""
-        return tuple(name for name in self.present if name not in self.silent)
+        deaf = set(self.networks) <= set(self.silent)  # no network is heard
+        return tuple(name for name in self.present if name not in self.silent and not (deaf and name in PER_NETWORK))
