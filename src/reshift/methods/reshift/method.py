@@ -60,7 +60,7 @@ QUICK = {
     "features": "embedded", "folds": 1, "mirror": False,
     "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
     "denoising_steps": 200, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
-    "sample": 20_000,
+    "sample": 20_000, "weights": {"featured": 2.0, "memory": 2.0}, "score_weights": {"memory": 2.0},
 }  # fmt: skip
 
 
