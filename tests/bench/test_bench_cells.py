@@ -174,8 +174,8 @@ def test_predicting_with_the_trained_settings_changes_nothing(tmp_path: Path) ->
 
 def test_other_prediction_settings_keep_what_the_normals_have_decided(tmp_path: Path) -> None:
     """``overall`` and ``symmetry`` are "auto" in the suite; the trained model has, or has not, these witnesses."""
-    small = """steps = 1, denoising_steps = 1, widths = [8, 8, 8, 8], denoising_widths = [8, 8, 8], bank = 8, sample = 50, folds = 1,
-        features = ["efficientnet-lite0"]"""
+    small = """steps = 1, denoising_steps = 1, widths = [8, 8, 8, 8], denoising_widths = [8, 8, 8], bank = 8, sample = 50,
+        folds = 1, features = ["efficientnet-lite0"]"""
     row = f'[[rows]]\nmethod = "reshift"\nset = {{ model = {{ {" ".join(small.split())}, overall = "on" }} }}\n'
     task = planned(tmp_path, row + 'predict = { model = { silent = ["overall"] } }\n')
     compute.train_model(task, "cpu")
