@@ -29,7 +29,7 @@ from reshift.inference.model import Model, load_model
 from reshift.methods.reshift.fusion import Fusion
 from reshift.training.run import split_normals
 
-ROUNDS = 48  # shifted images per kind, at least
+SHIFTED = 48  # shifted images per kind, at least
 
 
 class Maps:
@@ -79,6 +79,37 @@ def rank_correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     return float(np.corrcoef(a.argsort().argsort(), b.argsort().argsort())[0, 1])
 
 
+def collect(model: Model, data: Path) -> tuple[Maps, list[Maps], Maps]:
+    """The held-out normals, the bank made of them, kind by kind, and the test images."""
+    config = model.bundle.config
+
+    def read(case: Case) -> Prepared:
+        return prepare(read_image(case.image, case.slice, config.data.max_pixels), config.data)
+
+    cases = load_cases(data, config.data.subject)
+    learned = expand_volumes([case for case in cases if case.split != "test"], config.data)
+    held = [read(case).pixels for case in split_normals(learned, config, data)[1]]
+    normals = Maps(model, held, [np.zeros(image.shape[1:], bool) for image in held])
+    print(f"{len(held)} held-out normals", flush=True)
+    bank = list[Maps]()
+    for kind in KINDS:
+        found = [apply_shift(x, kind, (0, again, i)) for again in range(-(-SHIFTED // len(held))) for i, x in enumerate(held)]
+        bank.append(Maps(model, [item.pixels for item in found], [item.mask for item in found]))
+        print(kind, flush=True)
+    tests = [(case, read(case)) for case in expand_volumes([case for case in cases if case.split == "test"], config.data)]
+    return normals, bank, Maps(model, [image.pixels for _, image in tests], [mask_of(case, image) for case, image in tests])
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How the bank's ranking agrees with the real ones."""
+    planted, *real = np.array([[row["bank AP"], row["AP_pix"], row["AUC"]] for row in rows]).T
+    best, found = int(planted.argmax()), dict[str, float](configurations=len(rows))
+    for name, values in zip(("AP_pix", "AUC"), real, strict=True):
+        found[f"rank correlation with {name}"] = rank_correlation(planted, values)
+        found[f"{name} lost by the bank's choice"] = float(values.max() - values[best])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("bundle", type=Path)
@@ -86,42 +117,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     model = load_model(given.bundle, "cpu")
-    config = model.bundle.config
-
-    def read(case: Case) -> Prepared:
-        return prepare(read_image(case.image, case.slice, config.data.max_pixels), config.data)
-
-    cases = load_cases(given.data, config.data.subject)
-    learned = expand_volumes([case for case in cases if case.split != "test"], config.data)
-    held = [read(case).pixels for case in split_normals(learned, config, given.data)[1]]
-    rounds = -(-ROUNDS // len(held))
-    normals = Maps(model, held, [np.zeros(image.shape[1:], bool) for image in held])
-    print(f"{len(held)} held-out normals", flush=True)
-    bank = list[Maps]()
-    for kind in KINDS:
-        found = [apply_shift(image, kind, (0, again, i)) for again in range(rounds) for i, image in enumerate(held)]
-        bank.append(Maps(model, [item.pixels for item in found], [item.mask for item in found]))
-        print(kind, flush=True)
-    tests = [(case, read(case)) for case in expand_volumes([case for case in cases if case.split == "test"], config.data)]
-    real = Maps(model, [image.pixels for _, image in tests], [mask_of(case, image) for case, image in tests])
+    normals, bank, real = collect(model, given.data)
     rows = list[dict[str, Any]]()
     for name, fusion in combined(model, normals):
-        planted = float(np.mean([maps.judge(fusion)[1] or 0.0 for maps in bank]))
         auc, ap = real.judge(fusion)
-        rows.append({"witnesses": name, "bank AP": planted, "AP": ap, "AUC": auc})
-        print(f"{name}: bank AP {planted:.3f}, real AP_pix {ap or 0:.3f}, AUC {auc or 0:.3f}", flush=True)
-    values = np.array([[row["bank AP"], row["AP"], row["AUC"]] for row in rows])
-    best = int(values[:, 0].argmax())
-    summary = {
-        "configurations": len(rows),
-        "rank correlation with AP_pix": rank_correlation(values[:, 0], values[:, 1]),
-        "rank correlation with AUC": rank_correlation(values[:, 0], values[:, 2]),
-        "AP_pix lost by the bank's choice": float(values[:, 1].max() - values[best, 1]),
-        "AUC lost by the bank's choice": float(values[:, 2].max() - values[best, 2]),
-    }
-    print(json.dumps(summary, indent=1))
+        planted = float(np.mean([maps.judge(fusion)[1] or 0.0 for maps in bank]))
+        rows.append({"witnesses": name, "bank AP": planted, "AP_pix": ap, "AUC": auc})
+        print(json.dumps(rows[-1]), flush=True)
+    found = summary(rows)
+    print(json.dumps(found, indent=1))
     if given.out:
-        given.out.write_text(json.dumps({"rows": rows, **summary}, indent=1) + "\n")
+        given.out.write_text(json.dumps({"rows": rows, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

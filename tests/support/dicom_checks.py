@@ -20,7 +20,14 @@ def program(name: str) -> str | None:
 
 def _installed(name: str) -> str | None:
     """A script of a package whose environment is not the running one, but on its module path."""
-    return next((found for part in sys.path if (found := shutil.which(name, path=str(Path(part).parents[2] / "bin")))), None)
+    return next(
+        (
+            found
+            for part in sys.path
+            if len(Path(part).parents) > 2 and (found := shutil.which(name, path=str(Path(part).parents[2] / "bin")))
+        ),
+        None,
+    )
 
 
 def dciodvfy_errors(path: Path) -> list[str]:
