@@ -76,6 +76,16 @@ def test_nearest_is_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
         assert distance[i].tolist() == pytest.approx([math.dist(row, bank[j].tolist()) for j in order], rel=1e-5)
 
 
+def test_unit_vectors_need_no_spare_candidates() -> None:
+    rows, bank = (F.normalize(random(500, 6, seed=seed), dim=1) for seed in (0, 1))
+    bank[:50] = F.normalize(rows[:50] + 1e-4 * random(50, 6, seed=2), dim=1)  # close neighbours, too
+    found, index = nearest(rows, bank, spare=0)
+    torch.testing.assert_close(
+        found, torch.cdist(rows.double(), bank.double()).amin(1, keepdim=True).float(), rtol=1e-4, atol=1e-6
+    )
+    assert found.shape == index.shape == (500, 1)
+
+
 def test_nearest_keeps_small_distances_far_from_the_origin() -> None:
     bank = random(50, 8) * 1e3 + 1e4
     distance, index = nearest(bank + 0.125, bank)

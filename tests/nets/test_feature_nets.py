@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reshift.errors import UserError
 from reshift.nets.dinov2 import Block, DinoV2
 from reshift.nets.efficientnet_lite import EfficientNetLite0, efficientnet_lite0
-from reshift.nets.features import feature_net
+from reshift.nets.features import fast_products, feature_net
 from reshift.nets.tinyvit import AttentionBlock, WindowAttention
 from reshift.weights import find
 
@@ -284,3 +284,12 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
         feature_net(str(tmp_path / "part.safetensors"), "cpu")
     with pytest.raises(UserError, match="unknown feature network 'dinov2-smal'; did you mean 'dinov2-small'"):
         feature_net("dinov2-smal", "cpu")
+
+
+def test_products_are_fast_on_a_gpu_alone_and_only_inside() -> None:
+    before = torch.get_float32_matmul_precision()
+    with fast_products(torch.device("cpu")):
+        assert torch.get_float32_matmul_precision() == before
+    with fast_products(torch.device("cuda")):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
