@@ -7,8 +7,6 @@ configuration, which is measured on shifts planted in the held-out normals and o
 script prints the rank correlation of the two, and what is lost on real lesions by choosing the bank's best.
 """
 
-import argparse
-import json
 from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from measure import judge_bundle
 from reshift.data.cases import Case, expand_volumes
 from reshift.data.manifest import load_cases
 from reshift.data.prepare import Prepared, prepare, prepare_mask
@@ -110,25 +109,16 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    model = load_model(given.bundle, "cpu")
-    normals, bank, real = collect(model, given.data)
-    rows = list[dict[str, Any]]()
+def rank(bundle: Path, data: Path) -> dict[str, Any]:
+    """Every combination by the bank and by real lesions, and how the two agree."""
+    model, rows = load_model(bundle, "cpu"), list[dict[str, Any]]()
+    normals, bank, real = collect(model, data)
     for name, fusion in combined(model, normals):
         auc, ap = real.judge(fusion)
         planted = float(np.mean([maps.judge(fusion)[1] or 0.0 for maps in bank]))
         rows.append({"witnesses": name, "bank AP": planted, "AP_pix": ap, "AUC": auc})
-        print(json.dumps(rows[-1]), flush=True)
-    found = summary(rows)
-    print(json.dumps(found, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps({"rows": rows, **found}, indent=1) + "\n")
+    return {"rows": rows, **summary(rows)}
 
 
 if __name__ == "__main__":
-    main()
+    judge_bundle(__doc__, rank)

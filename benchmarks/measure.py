@@ -144,3 +144,16 @@ def machine(device: str) -> dict[str, object]:
         "python": platform.python_version(),
         "reshift": __version__,
     }
+
+
+def judge_bundle(doc: str | None, judge: Callable[[Path, Path], Any]) -> None:
+    """The command line ``BUNDLE DATA [--out FILE]`` of a script: print what ``judge`` finds as JSON, and keep it if asked."""
+    parser = ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    text = json.dumps(judge(given.bundle, given.data), indent=1)
+    print(text)
+    if given.out:
+        given.out.write_text(text + "\n")

@@ -7,7 +7,6 @@ the bundle is calibrated with the normals of all other subjects, and judges that
 as it was.
 """
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from measure import judge_bundle
 from reshift.data.cases import Case
 from reshift.data.manifest import load_cases
 from reshift.evaluation.evaluate import evaluate
@@ -59,19 +59,12 @@ def leave_one_out(bundle: Path, cases: list[Case]) -> Iterator[dict[str, Any]]:
             yield {"subject": subject, "before": before, "after": after, "promised rate": round(promised, 3)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    rows = list(leave_one_out(given.bundle, [case for case in load_cases(given.data) if case.split == "test"]))
+def compare(bundle: Path, data: Path) -> dict[str, Any]:
+    """Counts by subject, and over all."""
+    rows = list(leave_one_out(bundle, [case for case in load_cases(data) if case.split == "test"]))
     total = {when: {name: sum(row[when][name] for row in rows) for name in FIELDS} for when in ("before", "after")}
-    text = json.dumps({"subjects": rows, "all": total}, indent=1)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
+    return {"subjects": rows, "all": total}
 
 
 if __name__ == "__main__":
-    main()
+    judge_bundle(__doc__, compare)

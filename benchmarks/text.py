@@ -7,8 +7,6 @@ how many are flagged before and after; then AUC and pixel AP on all test images 
 suspected.
 """
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import PIL.ImageFont
 from numpy.typing import NDArray
 
 import reshift
+from measure import judge_bundle
 from reshift.data.burned_in import stroke_count, suspected
 from reshift.data.cases import Case
 from reshift.data.manifest import load_cases
@@ -97,17 +96,5 @@ def measure(bundle: Path, data: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    text = json.dumps(measure(given.bundle, given.data), indent=1)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    judge_bundle(__doc__, measure)
