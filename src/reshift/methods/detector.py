@@ -93,6 +93,8 @@ class Stage(NamedTuple):
     # Above 1, the subjects are split into this many folds. Each batch then has equal parts, ``x.chunk(folds)[k]`` of fold k,
     # and ``begin(batches, k)`` is called once per fold. A part of the method that leaves out fold k has not seen its images.
     folds: int = 1
+    # ``begin`` sees at most so many images, evenly taken from all: what it learns does not grow with their number. None: all.
+    begin_images: int | None = None
 
 
 class Normals(NamedTuple):

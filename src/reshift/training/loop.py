@@ -141,11 +141,19 @@ def _prepare(
     if fresh and stage.begin is not None:
         with torch.no_grad():
             for k, group in enumerate(groups):
-                stage.begin(source.batches(group), *([k] if len(groups) > 1 else []))
+                chosen = evenly(group, stage.begin_images and max(1, stage.begin_images // len(groups)))
+                stage.begin(source.batches(chosen), *([k] if len(groups) > 1 else []))
     for objective in stage.objectives:
         for part in objective.modules:
             part.train().requires_grad_(True)
     return make_optimisers(stage.objectives, module, config, source.device)
+
+
+def evenly(group: Sequence[int], most: int | None) -> Sequence[int]:
+    """At most so many of ``group``, at equal distances; all of it where that is no limit."""
+    if most is None or len(group) <= most:
+        return group
+    return [group[i * len(group) // most] for i in range(most)]
 
 
 def _stream(run: _Run, stage: int, groups: Sequence[list[int]], first: int, total: int) -> Iterator[tuple[int, Tensor]]:
@@ -232,7 +240,7 @@ def _stage_identity(run: _Run, stages: Sequence[Stage], data: str) -> Identity |
         # What decides nothing that is learned is left out.
         images=run.config.data.model_dump(exclude={"memory_gb", "consensus", "slice_mm", "position", "max_pixels"}),
         train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=set(deciding)),
-        stages=[[stage.name, stage.epochs, stage.steps, stage.folds, dict(stage.decided_by or {})] for stage in stages],
+        stages=[[s.name, s.epochs, s.steps, s.folds, s.begin_images, dict(s.decided_by or {})] for s in stages],
     )
 
 

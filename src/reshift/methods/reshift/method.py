@@ -54,13 +54,14 @@ AFTERWARDS = {
     "witnesses", "silent", "overall", "overall_share", "symmetry", "weights", "score_weights", "map_share", "blur", "flips",
     "top", "spreads", "dmd",
 }  # fmt: skip
+PATCHES_EACH = 10  # a sample that takes so many patches of each normal needs no more normals to fill a memory from
 OVERALL_ROWS = 2048  # normals that are remembered as a whole
 MIN_SYMMETRY = 0.25  # brains have 0.3 and more, chest X-rays and breast ultrasound less than 0.2 (docs/research.md)
 QUICK = {
     "features": "embedded", "folds": 1, "mirror": False,
     "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
     "denoising_steps": 200, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
-    "sample": 20_000, "weights": {"featured": 2.0, "memory": 2.0}, "score_weights": {"memory": 2.0},
+    "sample": 20_000, "weights": {"featured": 2.0, "memory": 2.0, "tail": 4.0}, "score_weights": {"memory": 2.0},
 }  # fmt: skip
 
 
@@ -155,14 +156,18 @@ class Reshift(Detector):
         s = self.settings
         name = f"{witness.kind} {witness.network}" if witness.network else str(witness.kind)
         decided_by = {"what": name, **s.model_dump(mode="json", exclude=AFTERWARDS)}
+        enough = max(OVERALL_ROWS, s.sample // PATCHES_EACH)
         if isinstance(witness, Memory | Overall):
-            return Stage(name, 0, (), partial(self._fill_memory, witness), decided_by, folds=s.folds)
+            return Stage(name, 0, (), partial(self._fill_memory, witness), decided_by, folds=s.folds, begin_images=enough)
         if isinstance(witness, Tail):
-            return Stage(name, 0, (), lambda images: witness.fill(map(self._remove_text, images)), decided_by)
+            return Stage(name, 0, (), partial(self._fill_tail, witness), decided_by, begin_images=enough)
         assert isinstance(witness, TrainedWitness)
         steps = s.denoising_steps if isinstance(witness, Denoiser) else s.steps
         objective = Objective((witness,), partial(self._loss, witness))
         return Stage(name, 0, (objective,), None, decided_by, steps, s.folds)
+
+    def _fill_tail(self, tail: Tail, images: Iterable[Tensor]) -> None:
+        tail.fill(map(self._remove_text, images))
 
     def _fill_memory(self, memory: Memory | Overall, images: Iterable[Tensor], fold: int = 0, *, extend: bool = False) -> None:
         parts = (self._remove_text(part) for batch in images for part in batch.split(CHUNK))

@@ -60,7 +60,8 @@ class ReshiftSettings(Frozen):
     sample: int = Field(100_000, ge=1, le=10_000_000)  # patches the bank is chosen from, at most
     blur: float = Field(2.3, ge=0.0, le=100.0)  # σ of the blur of the distance, pixels of a 128-pixel map
 
-    weights: Weights = Field({"featured": 4.0, "memory": 2.0})  # of kinds of witnesses in the heat-map; 1 if not named
+    # Of kinds of witnesses in the heat-map; 1 if not named. Who declares a polarity knows more than most witnesses do.
+    weights: Weights = Field({"featured": 4.0, "memory": 2.0, "tail": 6.0})
     score_weights: Weights = Field({})  # likewise in the score
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
     overall_share: float = Field(0.4, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked
