@@ -45,7 +45,15 @@ def cell_row(cell: dict[str, Any]) -> dict[str, Any]:
     if setting := cell.get("setting"):
         row["setting"] = f"{setting['name']}={setting['value']}"
     cost = {name: cell.get(name) for name in COST}
-    return {**row, **metrics(cell["metrics"]), **cost, "machine": machine(cell["machine"])}
+    return {**row, **metrics(cell["metrics"]), **observed(cell), **cost, "machine": machine(cell["machine"])}
+
+
+def observed(cell: dict[str, Any]) -> dict[str, Any]:
+    """What a method says of its training, and the AUC of image scores that are made of its heat-maps."""
+    found = {f"{part}.{name}": value for part, values in (cell.get("training") or {}).items() for name, value in values.items()}
+    return found | {
+        f"map_scores.{rule}.auc": (scores or {}).get("auc") for rule, scores in (cell.get("map_scores") or {}).items()
+    }
 
 
 def collect(cells: Path, out: Path) -> None:

@@ -10,8 +10,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 
-from claim_tables import claims_ahead, claims_detect, claims_localise
-from rows import PAPER, ROOT, SETS, Row, bounds, fixed, interval, mean, read, select, spread, table
+from claim_tables import claims_ahead, claims_codes, claims_detect, claims_localise
+from reshift_tables import full, left_out, quick, research, weights
+from rows import PAPER, ROOT, SETS, Row, fixed, interval, mean, read, select, spread, table
 
 METHODS = {"Reshift": "reshift 0.1.0", "PatchCore": "PatchCore", "DAE": "DAE", "VAE": "VAE", "AE": "AE", "DMD": "dmd",
            "brightness": "brightness", "area": "area"}  # fmt: skip
@@ -139,31 +140,6 @@ def _slower(base: Row, row: Row, name: str) -> str:
     return f" (+{loss:.0f} %)" if loss >= 1.0 else ""
 
 
-def full() -> list[str]:
-    """The default method with its full profile, beside PatchCore with the same features and grey scale."""
-    lines = []
-    for dataset in SETS:
-        for row in ("reshift", "PatchCore, efficientnet-lite0", "PatchCore, tinyvit-sam", "PatchCore, dinov2-small"):
-            for found in select(read("reshift"), dataset=dataset, row=row):
-                shown = [interval(found, metric) for metric in ("image.auc", "pixel.ap", "pixel.dice")]
-                rates = [fixed(found[metric]) for metric in ("image.f1", "image.fpr", "image.tpr")]
-                lines.append([dataset, row, shown[0], *rates, *shown[1:], fixed(found["pixel.dice_max"])])
-    return table("set | method | AUC | F1 | FPR | TPR | AP_pix | Dice | best possible Dice", lines)
-
-
-def quick() -> list[str]:
-    """The default method in minutes on two CPU cores: mean and deviation over seeds, 95 % interval of the first."""
-    lines = []
-    for dataset in SETS:
-        rows = select(read("reshift"), dataset=dataset, row="reshift, quick")
-        shown = [spread(rows, metric) + bounds(rows[0], metric) for metric in ("image.auc", "pixel.ap", "pixel.dice")]
-        trained_on = rows[0]["trained_on"]
-        name = dataset if trained_on == dataset else f"{dataset}, by the {trained_on} model"
-        lines.append([name, str(len(rows)), shown[0], mean(rows, "image.fpr"), mean(rows, "image.tpr"), *shown[1:],
-                      mean(rows, "pixel.dice_max")])  # fmt: skip
-    return table("set | seeds | AUC | FPR | TPR | AP_pix | Dice | best possible Dice", lines)
-
-
 def text() -> list[str]:
     """What painted words do to normal images of BUSI."""
     lines = [
@@ -205,48 +181,6 @@ def competitors() -> list[str]:
     return table("set | method | updates | AUC | FPR at P95 | AP_pix | Dice | best possible Dice | training", lines)
 
 
-RESEARCH = {  # variant and combination of the witnesses
-    ("base", "distance 1"): "**the full profile as it is**",
-    ("base-again", "distance 1"): "the same seed once more",
-    ("norest", "distance 1"): "without restoration as a source of shifts",
-    ("mirror", "distance 1"): "mirror image as second channel",
-    ("side288", "distance 1"): "features of the image at 288 pixels",
-    ("base-iqr", "distance 1"): "median and quartiles of every image set alike",
-    ("wide", "distance 1"): "wider augmentation of grey values",
-    ("faint", "distance 1"): "shifts of 25 to 100 % of their strength",
-    ("repair", "distance 1"): "the discriminator also learns to undo the shift",
-    ("repair", "distance 1; repair 1"): "… and what it would undo is a third witness",
-    ("strokes03", "distance 1"): "strokes removed from a step of 0.3 on, not 0.5",
-}
-
-
-def research() -> list[str]:
-    """What was tried with the full profile of ``reshift``."""
-    rows, lines = read("research"), []
-    for (variant, combination), name in RESEARCH.items():
-        line = [name]
-        for dataset in ("lgg_flair", "busi", "arc_t1_stroke"):
-            found = select(rows, trained_on=dataset, variant=variant, combination=combination)
-            bank, test = (select(found, judged_on=where) for where in ("bank", dataset))
-            both = (" / ".join(fixed(r[0][m]) for m in names) if r else "–" for r, names in
-                    ((test, ("auc0.005", "ap", "dice")), (bank, ("ap", "auc0.005"))))  # fmt: skip
-            line += both
-        lines.append(line)
-    sets = " | ".join(f"{dataset} | bank" for dataset in ("lgg_flair", "busi", "arc_t1_stroke"))
-    return table(f"what | {sets}", lines)
-
-
-def weights() -> list[str]:
-    """How much the distance should weigh, mean of three sets."""
-    rows, lines = select(read("research"), variant="base"), []
-    for combination in ("distance 0", "distance 0.5", "distance 1", "distance 2", "distance 3", "distance 4", "distance alone"):
-        found = select(rows, combination=combination)
-        bank = select(found, judged_on="bank")
-        test = [row for row in found if row["judged_on"] == row["trained_on"]]
-        lines.append([combination.removeprefix("distance "), mean(bank, "ap"), mean(test, "ap")])
-    return table("weight of the distance | bank AP | real AP_pix", lines)
-
-
 TABLES: dict[str, Callable[[], list[str]]] = {
     f.__name__.replace("_", "-"): f
     for f in (
@@ -256,6 +190,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
         competitors,
         claims_detect,
         claims_localise,
+        claims_codes,
         claims_ahead,
         thresholds,
         kernels,
@@ -266,7 +201,11 @@ TABLES: dict[str, Callable[[], list[str]]] = {
         research,
         weights,
     )
-} | {f"baselines-{dataset}": lambda dataset=dataset: baselines(dataset) for dataset in ("lgg_flair", "busi")}
+} | {
+    "full-left-out": lambda: left_out("", "reshift"),
+    "quick-left-out": lambda: left_out("quick, ", "reshift, quick"),
+    **{f"baselines-{dataset}": lambda dataset=dataset: baselines(dataset) for dataset in ("lgg_flair", "busi")},
+}
 
 
 def fill(page: str) -> str:

@@ -1,0 +1,95 @@
+"""The tables of docs/results.md and docs/research.md about the default method."""
+
+from collections.abc import Iterable
+
+from rows import SETS, Row, bounds, fixed, mean, read, select, spread, table
+
+
+def of_seeds(rows: list[Row], metrics: Iterable[str]) -> list[str]:
+    """Mean and deviation over seeds, with the 95 % interval of the first."""
+    return [spread(rows, metric) + bounds(rows[0], metric) for metric in metrics]
+
+
+def named(row: Row) -> str:
+    """The set, and the set of the model if that is another."""
+    own = row["trained_on"] == row["dataset"]
+    return row["dataset"] if own else f"{row['dataset']}, by the {row['trained_on']} model"
+
+
+def full() -> list[str]:
+    """The default method with its full profile, beside PatchCore with the same features and grey scale."""
+    lines = []
+    for dataset in SETS:
+        for label in ("reshift", "PatchCore, efficientnet-lite0", "PatchCore, tinyvit-sam", "PatchCore, dinov2-small"):
+            if not (rows := select(read("reshift"), dataset=dataset, row=label)):
+                continue
+            auc, ap, dice = of_seeds(rows, ("image.auc", "pixel.ap", "pixel.dice"))
+            rates = [mean(rows, metric) for metric in ("image.f1", "image.fpr", "image.tpr")]
+            lines.append([named(rows[0]), label, str(len(rows)), auc, *rates, ap, dice, mean(rows, "pixel.dice_max")])
+    return table("set | method | seeds | AUC | F1 | FPR | TPR | AP_pix | Dice | best possible Dice", lines)
+
+
+def quick() -> list[str]:
+    """The default method in minutes on two CPU cores."""
+    lines = []
+    for dataset in SETS:
+        rows = select(read("reshift"), dataset=dataset, row="reshift, quick")
+        auc, ap, dice = of_seeds(rows, ("image.auc", "pixel.ap", "pixel.dice"))
+        rates = [mean(rows, metric) for metric in ("image.fpr", "image.tpr")]
+        lines.append([named(rows[0]), str(len(rows)), auc, *rates, ap, dice, mean(rows, "pixel.dice_max")])
+    return table("set | seeds | AUC | FPR | TPR | AP_pix | Dice | best possible Dice", lines)
+
+
+def left_out(prefix: str, whole: str) -> list[str]:
+    """What every witness is worth: AUC / AP_pix / Dice without it, mean over seeds."""
+    sets, lines = ("lgg_flair", "busi", "arc_t1_stroke", "nih_cxr"), []
+    for label in (whole, *(f"{prefix}w/o {name}" for name in ("featured", "memory", "denoising", "symmetry", "overall"))):
+        line = ["all" if label == whole else label.removeprefix(prefix)]
+        for dataset in sets:
+            rows = select(read("reshift"), dataset=dataset, row=label)
+            values = [mean(rows, metric) for metric in ("image.auc", "pixel.ap", "pixel.dice")]
+            line.append(" / ".join(value for value in values if value != "–") + f" ({len(rows)})" if rows else "–")
+        lines.append(line)
+    return table(" | ".join(["", *sets]), lines)
+
+
+RESEARCH = {  # variant and combination of the witnesses
+    ("base", "distance 1"): "**the full profile as it is**",
+    ("base-again", "distance 1"): "the same seed once more",
+    ("norest", "distance 1"): "without restoration as a source of shifts",
+    ("mirror", "distance 1"): "mirror image as second channel",
+    ("side288", "distance 1"): "features of the image at 288 pixels",
+    ("base-iqr", "distance 1"): "median and quartiles of every image set alike",
+    ("wide", "distance 1"): "wider augmentation of grey values",
+    ("faint", "distance 1"): "shifts of 25 to 100 % of their strength",
+    ("repair", "distance 1"): "the discriminator also learns to undo the shift",
+    ("repair", "distance 1; repair 1"): "… and what it would undo is a third witness",
+    ("strokes03", "distance 1"): "strokes removed from a step of 0.3 on, not 0.5",
+}
+
+
+def research() -> list[str]:
+    """What was tried with the full profile of ``reshift``."""
+    rows, lines = read("research"), []
+    for (variant, combination), name in RESEARCH.items():
+        line = [name]
+        for dataset in ("lgg_flair", "busi", "arc_t1_stroke"):
+            found = select(rows, trained_on=dataset, variant=variant, combination=combination)
+            bank, test = (select(found, judged_on=where) for where in ("bank", dataset))
+            both = (" / ".join(fixed(r[0][m]) for m in names) if r else "–" for r, names in
+                    ((test, ("auc0.005", "ap", "dice")), (bank, ("ap", "auc0.005"))))  # fmt: skip
+            line += both
+        lines.append(line)
+    sets = " | ".join(f"{dataset} | bank" for dataset in ("lgg_flair", "busi", "arc_t1_stroke"))
+    return table(f"what | {sets}", lines)
+
+
+def weights() -> list[str]:
+    """How much the distance should weigh, mean of three sets."""
+    rows, lines = select(read("research"), variant="base"), []
+    for combination in ("distance 0", "distance 0.5", "distance 1", "distance 2", "distance 3", "distance 4", "distance alone"):
+        found = select(rows, combination=combination)
+        bank = select(found, judged_on="bank")
+        test = [row for row in found if row["judged_on"] == row["trained_on"]]
+        lines.append([combination.removeprefix("distance "), mean(bank, "ap"), mean(test, "ap")])
+    return table("weight of the distance | bank AP | real AP_pix", lines)
