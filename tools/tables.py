@@ -9,6 +9,7 @@ A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``.
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from claim_tables import claims_ahead, claims_codes, claims_detect, claims_localise
 from reshift_tables import full, left_out, quick, research, weights
@@ -202,9 +203,10 @@ TABLES: dict[str, Callable[[], list[str]]] = {
         weights,
     )
 } | {
-    "full-left-out": lambda: left_out("", "reshift"),
-    "quick-left-out": lambda: left_out("quick, ", "reshift, quick"),
-    **{f"baselines-{dataset}": lambda dataset=dataset: baselines(dataset) for dataset in ("lgg_flair", "busi")},
+    "full-left-out": partial(left_out, "", "reshift"),
+    "quick-left-out": partial(left_out, "quick, ", "reshift, quick"),
+    "baselines-lgg_flair": partial(baselines, "lgg_flair"),
+    "baselines-busi": partial(baselines, "busi"),
 }
 
 

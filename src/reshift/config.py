@@ -22,10 +22,11 @@ class Frozen(BaseModel):
 
 
 NUMBER = "number"  # what pydantic adds to the name of a setting that is a number or "auto"
+_AUTO = Discriminator(lambda value: "auto" if value == "auto" else NUMBER)
 AutoOrNumber = Annotated[
-    Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=0.0, allow_inf_nan=False), Tag(NUMBER)],
-    Discriminator(lambda value: "auto" if value == "auto" else NUMBER),
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=0.0, allow_inf_nan=False), Tag(NUMBER)], _AUTO
 ]
+AutoOrShare = Annotated[Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=0.0, lt=1.0), Tag(NUMBER)], _AUTO]
 
 
 class DataConfig(Frozen):
@@ -43,7 +44,10 @@ class DataConfig(Frozen):
     min_foreground: float = Field(
         0.1, ge=0.0, le=1.0, description="use slices of a volume with at least this share of the largest slice's foreground"
     )
-    holdout: float = Field(0.2, ge=0.0, lt=1.0, description="share of training images held out for calibration, by subject")
+    holdout: AutoOrShare = Field(
+        0.2,
+        description="share of training images held out for calibration, by subject; auto: a fifth, or up to two fifths for 20 subjects",
+    )
     consensus: AutoOrNumber = Field(
         "auto", description="smooth heat-maps along the slices of a stack by a Gaussian with this σ, in slices; 0: off; or auto"
     )

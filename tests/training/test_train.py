@@ -16,7 +16,7 @@ from helpers import TINY_DMD, Cli
 from safetensors.torch import load_file
 
 from reshift.config import Config, DataConfig
-from reshift.data.cases import Case
+from reshift.data.cases import Case, held_out_share
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.source import Source
@@ -277,6 +277,13 @@ def test_hold_out_keeps_subjects_apart(trained: Path) -> None:
     assert (facts["images"], facts["held_out_images"]) == (24, 8)
     assert calibration["held_out"]["images"] == 8
     assert calibration["training"]["images"] == 24
+
+
+@pytest.mark.parametrize(("subjects", "share"), [(10, 0.2), (49, 0.2), (50, 0.4), (80, 0.25), (100, 0.2), (5000, 0.2)])
+def test_more_is_held_out_where_that_makes_enough_subjects(subjects: int, share: float) -> None:
+    cases = [Case(f"{i}", Path(f"{i}.png"), None, f"s{i % subjects}", 0, "train", "") for i in range(2 * subjects)]
+    assert held_out_share(cases, "auto") == pytest.approx(share)
+    assert held_out_share(cases, 0.1) == 0.1
 
 
 def test_a_val_split_is_the_held_out_set(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from reshift.system.cores import cores
 from reshift.system.imports import heavy_imports
 from reshift.system.workers import spawning
 
-STOP_SECONDS = 60.0  # a worker that is stopped has this long to write its checkpoint
+STOP_SECONDS = 60.0  # workers that are stopped have this long, all together, to write their checkpoints and leave the GPU
 Report = Callable[[Event], object]
 
 
@@ -41,8 +42,9 @@ def run_local(tasks: Sequence[Task], workers: int, device: str, report: Report) 
     finally:  # no process is left behind, and one that is training writes its checkpoint first
         for worker in pool:
             worker.process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
         for worker in pool:
-            worker.process.join(STOP_SECONDS)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
             worker.process.kill()
             worker.process.join()
 

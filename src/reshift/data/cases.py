@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from reshift.config import DataConfig
 from reshift.data.read import is_volume, open_volume, read_mask
 from reshift.errors import UserError
 
 SPLITS = ("train", "val", "test")
+ENOUGH = 20  # subjects: thresholds from fewer than 19 cannot promise that at most 5 % of normal images are flagged
+MIN_SHARE, MAX_SHARE = 0.2, 0.4  # of the images: what is held out is not learned from
 
 
 class Case(NamedTuple):
@@ -33,6 +35,14 @@ class Case(NamedTuple):
     ignore: Path | None = None  # pixels that count neither as lesion nor as normal
     slice: int | None = None  # of a volume, counted from the most inferior
     position: float | None = None  # of an image that is a slice: its place in the subject's stack, in slices
+
+
+def held_out_share(cases: Sequence[Case], wanted: float | Literal["auto"]) -> float:
+    """The share of the images to hold out. auto: a fifth, or up to two fifths where that makes ``ENOUGH`` subjects."""
+    if wanted != "auto":
+        return wanted
+    needed = ENOUGH / max(1, len({case.subject for case in cases}))
+    return needed if MIN_SHARE <= needed <= MAX_SHARE else MIN_SHARE
 
 
 def hold_out(cases: Sequence[Case], share: float, shuffle: Callable[[int], Sequence[int]]) -> tuple[list[Case], list[Case]]:

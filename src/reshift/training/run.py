@@ -10,7 +10,7 @@ import numpy as np
 
 from reshift import __version__, methods
 from reshift.config import RUNTIME_SETTINGS, Config, merge, nearest, parse, read_json
-from reshift.data.cases import Case, expand_volumes, fingerprint, hold_out
+from reshift.data.cases import Case, expand_volumes, fingerprint, held_out_share, hold_out
 from reshift.data.manifest import load_cases
 from reshift.data.source import Source
 from reshift.errors import UserError
@@ -114,11 +114,10 @@ def split_normals(cases: Sequence[Case], config: Config, data: Path) -> tuple[li
     val = [case for case in cases if case.split == "val"]
     if val:
         return train, val
-    kept, held = hold_out(train, config.data.holdout, lambda n: np.random.default_rng(config.seed).permutation(n).tolist())
+    share = held_out_share(train, config.data.holdout)
+    kept, held = hold_out(train, share, lambda n: np.random.default_rng(config.seed).permutation(n).tolist())
     if len(kept) < MIN_IMAGES // 2:
-        raise UserError(
-            f"{data}: holding out {config.data.holdout:.0%} leaves {len(kept)} images to train on; lower data.holdout"
-        )
+        raise UserError(f"{data}: holding out {share:.0%} leaves {len(kept)} images to train on; lower data.holdout")
     return kept, held
 
 

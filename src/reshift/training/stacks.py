@@ -14,7 +14,7 @@ from reshift.inference.consensus import auto_sigma, stacks
 
 FAR = 4  # slices apart, and more: no longer alike
 PAIRS = 100  # that the rule looks at, of neighbours and of images far apart
-MIN_PAIRS = 10
+MIN_PAIRS, MAX_PAIRS = 10, 1000  # of each kind: fewer say nothing; once there are so many, no more stacks are looked through
 MAX_SHARE = 0.5  # of the difference of images far apart that neighbours may have
 SIDE = 32  # pixels of the images that are compared
 
@@ -40,6 +40,8 @@ def neighbours_look_alike(cases: Sequence[Case], data: DataConfig) -> bool:
             apart = abs((a.position or 0.0) - (b.position or 0.0))
             if apart <= 1.0 or apart >= FAR:
                 (near if apart <= 1.0 else far).append((a, b))
+        if min(len(near), len(far)) >= MAX_PAIRS:
+            break
     if min(len(near), len(far)) < MIN_PAIRS:
         return False
     rng = np.random.default_rng(0)

@@ -77,7 +77,7 @@ class Reshift(Detector):
             "train": {"batch": 32, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
         },
         "quick": {
-            "data": {"level": "auto"},
+            "data": {"holdout": "auto", "level": "auto"},
             "train": {"batch": 8, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
             "model": QUICK,
         },
