@@ -46,7 +46,7 @@ class DataConfig(Frozen):
     )
     holdout: AutoOrShare = Field(
         0.2,
-        description="share of training images held out for calibration, by subject; auto: a fifth, or up to two fifths for 20 subjects",
+        description="share of training images held out for calibration, by subject; auto: a fifth, up to two for 20 subjects",
     )
     consensus: AutoOrNumber = Field(
         "auto", description="smooth heat-maps along the slices of a stack by a Gaussian with this σ, in slices; 0: off; or auto"
