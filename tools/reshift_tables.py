@@ -40,16 +40,17 @@ def quick() -> list[str]:
     return table("set | seeds | AUC | FPR | TPR | AP_pix | Dice | best possible Dice", lines)
 
 
-def left_out(prefix: str, whole: str) -> list[str]:
-    """What every witness is worth: AUC / AP_pix / Dice without it, mean over seeds."""
+def left_out() -> list[str]:
+    """What every witness of the full profile is worth: AUC / AP_pix / Dice without it, mean over seeds."""
     sets, lines = ("lgg_flair", "busi", "arc_t1_stroke", "nih_cxr"), []
-    for label in (whole, *(f"{prefix}w/o {name}" for name in ("featured", "memory", "denoising", "symmetry", "overall"))):
-        line = ["all" if label == whole else label.removeprefix(prefix)]
+    for label in ("reshift", *(f"w/o {name}" for name in ("featured", "memory", "denoising", "symmetry", "overall"))):
+        line = ["all" if label == "reshift" else label]
         for dataset in sets:
             rows = select(read("reshift"), dataset=dataset, row=label)
             values = [mean(rows, metric) for metric in ("image.auc", "pixel.ap", "pixel.dice")]
             line.append(" / ".join(value for value in values if value != "–") + f" ({len(rows)})" if rows else "–")
-        lines.append(line)
+        if set(line[1:]) != {"–"}:
+            lines.append(line)
     return table(" | ".join(["", *sets]), lines)
 
 

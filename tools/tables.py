@@ -197,14 +197,13 @@ TABLES: dict[str, Callable[[], list[str]]] = {
         kernels,
         fast_parts,
         full,
+        left_out,
         quick,
         text,
         research,
         weights,
     )
 } | {
-    "full-left-out": partial(left_out, "", "reshift"),
-    "quick-left-out": partial(left_out, "quick, ", "reshift, quick"),
     "baselines-lgg_flair": partial(baselines, "lgg_flair"),
     "baselines-busi": partial(baselines, "busi"),
 }
