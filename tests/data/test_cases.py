@@ -9,7 +9,7 @@ from helpers import save_many
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshift.data.cases import Case, fingerprint, hold_out
+from reshift.data.cases import Case, fingerprint, held_out_share, hold_out
 from reshift.data.manifest import load_cases
 
 
@@ -64,3 +64,10 @@ def test_the_fingerprint_depends_on_every_byte_and_every_name(folder: Path) -> N
 def test_the_fingerprint_accepts_names_that_are_not_utf8(folder: Path) -> None:
     (folder / "images" / "000.png").rename(folder / "images" / "caf\udce9.png")
     assert len(fingerprint(load_cases(folder))) == 32
+
+
+@pytest.mark.parametrize(("subjects", "share"), [(10, 0.2), (49, 0.2), (50, 0.4), (80, 0.25), (100, 0.2), (5000, 0.2)])
+def test_more_is_held_out_where_that_makes_enough_subjects(subjects: int, share: float) -> None:
+    cases = [Case(f"{i}", Path(f"{i}.png"), None, f"s{i % subjects}", 0, "train", "") for i in range(2 * subjects)]
+    assert held_out_share(cases, "auto") == pytest.approx(share)
+    assert held_out_share(cases, 0.1) == 0.1

@@ -16,18 +16,16 @@ from helpers import TINY_DMD, Cli
 from safetensors.torch import load_file
 
 from reshift.config import Config, DataConfig
-from reshift.data.cases import Case, held_out_share
+from reshift.data.cases import Case
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.source import Source
 from reshift.errors import UserError
 from reshift.inference.bundle import build
 from reshift.kernels.graphs import Recorder
-from reshift.methods.detector import Stage
-from reshift.methods.patchcore import PatchCore
 from reshift.system.device import Rank
 from reshift.system.lock import locked
-from reshift.training.loop import batch_size, evenly, fit
+from reshift.training.loop import batch_size, fit
 from reshift.training.run import resolve, train_run
 
 CPU = torch.device("cpu")
@@ -279,13 +277,6 @@ def test_hold_out_keeps_subjects_apart(trained: Path) -> None:
     assert calibration["training"]["images"] == 24
 
 
-@pytest.mark.parametrize(("subjects", "share"), [(10, 0.2), (49, 0.2), (50, 0.4), (80, 0.25), (100, 0.2), (5000, 0.2)])
-def test_more_is_held_out_where_that_makes_enough_subjects(subjects: int, share: float) -> None:
-    cases = [Case(f"{i}", Path(f"{i}.png"), None, f"s{i % subjects}", 0, "train", "") for i in range(2 * subjects)]
-    assert held_out_share(cases, "auto") == pytest.approx(share)
-    assert held_out_share(cases, 0.1) == 0.1
-
-
 def test_a_val_split_is_the_held_out_set(tmp_path: Path) -> None:
     manifest = write_phantom(tmp_path / "data", train=16, test_normal=0, test_abnormal=0, size=32, slices=2)
     rows = manifest.read_text().splitlines()
@@ -294,27 +285,3 @@ def test_a_val_split_is_the_held_out_set(tmp_path: Path) -> None:
     assert sum(case.split == "val" for case in cases) == 6
     bundle = train_run(config(model={"stage1_epochs": 1, "stage2_epochs": 1}), manifest, tmp_path / "run")
     assert json.loads((bundle / "calibration.json").read_text())["held_out"]["images"] == 6
-
-
-def test_what_begins_a_stage_sees_at_most_so_many_images() -> None:
-    assert list(evenly(range(5), None)) == list(evenly(range(5), 5)) == [0, 1, 2, 3, 4]
-    assert list(evenly([10, 11, 12, 13, 14, 15, 16], 3)) == [10, 12, 14]
-
-
-def test_a_memory_of_many_normals_reads_few_of_them(manifest: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    counts = list[int]()
-    batches = Source.batches
-
-    def counted(self: Source, indices: Sequence[int] | None = None) -> Iterator[torch.Tensor]:
-        counts.append(len(self) if indices is None else len(indices))
-        return batches(self, indices)
-
-    def limited(self: PatchCore) -> tuple[Stage, ...]:
-        return tuple(stage._replace(begin_images=8) for stage in stages(self))
-
-    stages = PatchCore.stages
-    monkeypatch.setattr(Source, "batches", counted)
-    monkeypatch.setattr(PatchCore, "stages", limited)
-    fit_only = resolve("patchcore", "quick", [{"data": {"size": 32, "holdout": 0.0}, "train": {"cache": "off", "device": "cpu"}}])
-    train_run(fit_only, manifest, tmp_path)
-    assert counts[0] == 8
