@@ -66,8 +66,11 @@ def test_the_fingerprint_accepts_names_that_are_not_utf8(folder: Path) -> None:
     assert len(fingerprint(load_cases(folder))) == 32
 
 
-@pytest.mark.parametrize(("subjects", "share"), [(10, 0.2), (49, 0.2), (50, 0.4), (80, 0.25), (100, 0.2), (5000, 0.2)])
-def test_more_is_held_out_where_that_makes_enough_subjects(subjects: int, share: float) -> None:
-    cases = [Case(f"{i}", Path(f"{i}.png"), None, f"s{i % subjects}", 0, "train", "") for i in range(2 * subjects)]
+@pytest.mark.parametrize(
+    ("subjects", "images", "share"),
+    [(10, 2, 0.2), (49, 2, 0.2), (50, 2, 0.4), (80, 2, 0.25), (100, 2, 0.2), (8000, 2, 0.125), (60, 200, 1 / 3), (10, 2000, 0.2)],
+)
+def test_more_is_held_out_where_that_makes_enough_subjects(subjects: int, images: int, share: float) -> None:
+    cases = [Case(f"{i}", Path(f"{i}.png"), None, f"s{i % subjects}", 0, "train", "") for i in range(images * subjects)]
     assert held_out_share(cases, "auto") == pytest.approx(share)
     assert held_out_share(cases, 0.1) == 0.1

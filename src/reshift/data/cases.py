@@ -16,6 +16,7 @@ from reshift.errors import UserError
 SPLITS = ("train", "val", "test")
 ENOUGH = 20  # subjects: thresholds from fewer than 19 cannot promise that at most 5 % of normal images are flagged
 MIN_SHARE, MAX_SHARE = 0.2, 0.4  # of the images: what is held out is not learned from
+MAX_HELD = 2000  # images: more would take minutes to score and move thresholds little
 
 
 class Case(NamedTuple):
@@ -38,11 +39,14 @@ class Case(NamedTuple):
 
 
 def held_out_share(cases: Sequence[Case], wanted: float | Literal["auto"]) -> float:
-    """The share of the images to hold out. auto: a fifth, or up to two fifths where that makes ``ENOUGH`` subjects."""
+    """The share of the images to hold out.
+
+    auto: a fifth, or more where up to two fifths make ``ENOUGH`` subjects, or less where that is more than ``MAX_HELD`` images.
+    """
     if wanted != "auto":
         return wanted
     needed = ENOUGH / max(1, len({case.subject for case in cases}))
-    return needed if MIN_SHARE <= needed <= MAX_SHARE else MIN_SHARE
+    return MIN_SHARE if needed > MAX_SHARE else max(needed, min(MIN_SHARE, MAX_HELD / len(cases)))
 
 
 def hold_out(cases: Sequence[Case], share: float, shuffle: Callable[[int], Sequence[int]]) -> tuple[list[Case], list[Case]]:
