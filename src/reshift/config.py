@@ -26,6 +26,7 @@ _AUTO = Discriminator(lambda value: "auto" if value == "auto" else NUMBER)
 AutoOrNumber = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=0.0, allow_inf_nan=False), Tag(NUMBER)], _AUTO
 ]
+AutoOrFactor = Annotated[Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(gt=0.0, le=4.0), Tag(NUMBER)], _AUTO]
 AutoOrShare = Annotated[Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=0.0, lt=1.0), Tag(NUMBER)], _AUTO]
 
 

@@ -98,7 +98,7 @@ def test_weights_count_in_the_heat_map_alone() -> None:
     assert torch.equal(heavy.score_weights, build().fusion.score_weights)
     assert not torch.equal(build(score_weights={"memory": 2.0}).fusion.score_weights, heavy.score_weights)
     usual = build(weights=ReshiftSettings().weights, witnesses=ReshiftSettings().witnesses).fusion
-    assert usual.weights.tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+    assert usual.weights.tolist() == pytest.approx([4 / 6, 1 / 6, 1 / 6])
 
 
 def test_kinds_have_equal_weight_and_the_score_averages_opinions_and_the_map_s_top() -> None:

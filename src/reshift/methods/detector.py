@@ -1,5 +1,6 @@
 """The base class of every method, what a method says about its training, and the random numbers a loss may use."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -102,6 +103,8 @@ class Normals(NamedTuple):
 
     images_per_subject: float  # the median; slices of a volume are images
     symmetry: float  # how much better they correlate with their own mirror image than with another's
+    middle: float = math.inf  # how far apart the quartiles of an image's tissue are, over its median
+    bright_side: float = math.inf  # how far the brightest 5 % are above the median, over how far the darkest 5 % are below it
 
 
 class Detector(nn.Module):

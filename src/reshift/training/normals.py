@@ -25,7 +25,23 @@ def describe(cases: Sequence[Case], config: DataConfig) -> Normals:
     """Count and look at the normals."""
     per_subject = float(np.median(list(Counter(case.subject for case in cases).values())))
     chosen = np.random.default_rng(0).permutation(len(cases))[:SAMPLE].tolist()
-    return Normals(per_subject, symmetry([_small(cases[i], config) for i in chosen]))
+    images = [prepare(read_image(cases[i].image, cases[i].slice, config.max_pixels), config).pixels.mean(0) for i in chosen]
+    return Normals(per_subject, symmetry([_small(image) for image in images]), *tissue_spread(images))
+
+
+def tissue_spread(images: Sequence[Plane]) -> tuple[float, float]:
+    """How far apart the quartiles of the tissue are, over its median, and how long its bright side is, over its dark side.
+
+    Medians over the images; both infinite where there is no tissue.
+    """
+    spans = list[tuple[float, float]]()
+    for image in images:
+        tissue = (image[image > BLACK] + 1.0) / 2.0
+        if tissue.size >= MIN_PIXELS:
+            darkest, low, median, high, brightest = np.quantile(tissue, [0.05, 0.25, 0.5, 0.75, 0.95])
+            spans.append(((high - low) / median, (brightest - median) / max(median - darkest, 1e-6)))
+    middle, bright_side = np.median(spans, axis=0) if spans else (np.inf, np.inf)
+    return float(middle), float(bright_side)
 
 
 def symmetry(images: Sequence[Plane]) -> float:
@@ -40,8 +56,7 @@ def symmetry(images: Sequence[Plane]) -> float:
     return float(np.median(known[0]) - np.median(known[1])) if all(known) else 0.0
 
 
-def _small(case: Case, config: DataConfig) -> Plane:
-    pixels = prepare(read_image(case.image, case.slice, config.max_pixels), config).pixels.mean(0)
+def _small(pixels: Plane) -> Plane:
     reduced = PIL.Image.fromarray(pixels).resize((SIDE, SIDE), PIL.Image.Resampling.BOX)
     return np.asarray(reduced, dtype=np.float32)
 

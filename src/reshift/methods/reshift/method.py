@@ -35,7 +35,8 @@ from reshift.methods.reshift.discriminator import Discriminator
 from reshift.methods.reshift.fusion import Fusion
 from reshift.methods.reshift.memory import Memory
 from reshift.methods.reshift.overall import Overall
-from reshift.methods.reshift.photometry import blur_and_noise, mild_photometry, strong_photometry
+from reshift.methods.reshift.photometry import blur_and_noise, expose, mild_photometry, strong_photometry
+from reshift.methods.reshift.rules import decide
 from reshift.methods.reshift.settings import EMBEDDED, PER_NETWORK, ReshiftSettings
 from reshift.methods.reshift.shifts import SOURCES, Source, anatomy, shift
 from reshift.methods.reshift.symmetry import Symmetry
@@ -44,24 +45,22 @@ from reshift.methods.reshift.witness import Example, Seen, TrainedWitness, Witne
 from reshift.nets.efficientnet_lite import HEAD as VECTOR
 from reshift.nets.efficientnet_lite import efficientnet_lite0
 from reshift.nets.features import feature_net
-from reshift.weights.find import available
 
 CHUNK = 16  # images per pass where nothing is trained
 RESTORATION = "restoration"
 VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 # Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
 AFTERWARDS = {
-    "witnesses", "silent", "overall", "overall_share", "symmetry", "weights", "score_weights", "map_share", "blur", "flips",
-    "top", "spreads", "dmd",
+    "witnesses", "silent", "overall", "overall_share", "symmetry", "exposure", "weights", "score_weights", "map_share", "blur",
+    "flips", "top", "spreads", "dmd",
 }  # fmt: skip
 PATCHES_EACH = 10  # a sample that takes so many patches of each normal needs no more normals to fill a memory from
 OVERALL_ROWS = 2048  # normals that are remembered as a whole
-MIN_SYMMETRY = 0.25  # brains have 0.3 and more, chest X-rays and breast ultrasound less than 0.2 (docs/research.md)
 QUICK = {
     "features": "embedded", "folds": 1, "mirror": False,
     "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
     "denoising_steps": 200, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
-    "sample": 20_000, "weights": {"featured": 2.0, "memory": 2.0, "tail": 4.0}, "score_weights": {"memory": 2.0},
+    "sample": 20_000, "weights": {"featured": 3.0, "memory": 2.0, "symmetry": 2.0, "tail": 4.0}, "score_weights": {"memory": 2.0},
 }  # fmt: skip
 
 
@@ -127,12 +126,8 @@ class Reshift(Detector):
         return witness.kind in self.settings.heard and witness.network not in self.settings.silent
 
     def choose_settings(self, normals: Normals) -> dict[str, Any]:
-        """Ask "overall" where most subjects have one image, for slices differ by position; "symmetry" where normals have it."""
-        fits = {
-            "overall": normals.images_per_subject < 2.0 and available(EMBEDDED),
-            "symmetry": normals.symmetry >= MIN_SYMMETRY,
-        }
-        return {name: "on" if fit else "off" for name, fit in fits.items() if getattr(self.settings, name) == "auto"}
+        """What the settings leave to the normals (rules.py)."""
+        return decide(self.settings, normals)
 
     def notes(self) -> list[str]:
         """Say so where stronger features could be used."""
@@ -252,10 +247,11 @@ class Reshift(Detector):
         return [w(seen, without).float() if self._heard(w) else silent for w in self.witnesses]
 
     def _see(self, x: Tensor) -> Seen:
-        x = self._remove_text(x)
-        seen = self._view(x)
-        if "overall" in self.settings.heard:
-            seen = seen._replace(vector=self._vector(x))
+        x, exposure = self._remove_text(x), self.settings.exposure
+        vector = self._vector(x) if "overall" in self.settings.heard else None
+        if exposure not in (1.0, "auto"):
+            x = expose(x, float(exposure))
+        seen = self._view(x)._replace(vector=vector)
         return seen._replace(mirrored=self._view(x.flip(-1))) if self.settings.flips else seen
 
     def _view(self, x: Tensor) -> Seen:

@@ -12,6 +12,7 @@ from reshift.methods.reshift.shifts import smooth_noise
 
 KNEE = 0.4  # grey value, on [0, 1], around which the contrast curve bends
 BLUR = 0.8  # σ, pixels of a 128-pixel image
+SHOULDER, SOFTNESS = 0.85, 0.4  # brighter values, on [0, 1], are compressed
 FOREGROUND = 0.01  # noise is added to brighter pixels only: a background of zeros stays empty
 
 
@@ -47,6 +48,13 @@ def blur_and_noise(x: Tensor, inside: Tensor, most: float, step: Step) -> Tensor
     y = x + blurred * (gaussian_blur(x, BLUR * min(x.shape[-2:]) / 128) - x)
     y = y + inside * most * step.uniform(b, 1, 1, 1) * step.normal(*x.shape)
     return x + changed * (y.clamp(-1.0, 1.0) - x)
+
+
+def expose(x: Tensor, factor: float) -> Tensor:
+    """Multiply grey values above black by ``factor``; white is approached softly, so that nothing is cut off."""
+    unit = factor * (x + 1.0) / 2.0
+    over = SHOULDER + (1.0 - SHOULDER) * torch.tanh((unit - SHOULDER) / SOFTNESS)
+    return 2.0 * torch.where(unit < SHOULDER, unit, over) - 1.0
 
 
 def _around_one(most: float, step: Step, b: int) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from reshift.config import Frozen, nearest
+from reshift.config import AutoOrFactor, Frozen, nearest
 from reshift.methods.dmd.settings import DMDSettings
 from reshift.weights.find import available
 
@@ -29,6 +29,10 @@ class ReshiftSettings(Frozen):
     # Whether the witness "overall" is asked. auto: where most subjects have one image, so that an image shows a whole organ.
     overall: Literal["auto", "on", "off"] = "auto"
     symmetry: Literal["auto", "on", "off"] = "auto"  # likewise; auto: where the normals are symmetric
+    # Grey values are multiplied by this before an image is judged, but not before normals are learned: above 1, what is brighter
+    # than normals stands out more, and what is darker less. auto: 1.25 where tissue is nearly uniform and its bright side is the
+    # shorter one, as on FLAIR; else 1.
+    exposure: AutoOrFactor = "auto"
     folds: int = Field(4, ge=1, le=64)  # of the subjects; every witness has a part that has not seen a fold
     # Networks by name. auto: the best ones at hand; embedded: the small one that comes with the extra "features".
     features: tuple[str, ...] | Literal["auto", "embedded", "off"] = "auto"
@@ -61,7 +65,7 @@ class ReshiftSettings(Frozen):
     blur: float = Field(2.3, ge=0.0, le=100.0)  # σ of the blur of the distance, pixels of a 128-pixel map
 
     # Of kinds of witnesses in the heat-map; 1 if not named. Who declares a polarity knows more than most witnesses do.
-    weights: Weights = Field({"featured": 4.0, "memory": 2.0, "tail": 6.0})
+    weights: Weights = Field({"featured": 4.0, "symmetry": 2.0, "tail": 6.0})
     score_weights: Weights = Field({})  # likewise in the score
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
     overall_share: float = Field(0.4, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked

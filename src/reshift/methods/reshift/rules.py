@@ -1,0 +1,26 @@
+"""What the training normals decide where a setting is "auto". How each number was found: docs/research.md."""
+
+from typing import Any
+
+from reshift.methods.detector import Normals
+from reshift.methods.reshift.settings import EMBEDDED, ReshiftSettings
+from reshift.weights.find import available
+
+WHOLE = 2.0  # images per subject; with fewer, an image shows a whole organ, not a slice of it
+MIN_SYMMETRY = 0.25  # brains have 0.3 and more, chest X-rays and breast ultrasound less than 0.2
+UNIFORM = 0.3  # FLAIR has 0.22, T1 0.44 to 0.64, breast ultrasound 0.77, chest X-rays 0.57
+BRIGHTER = 1.25
+
+
+def decide(settings: ReshiftSettings, normals: Normals) -> dict[str, Any]:
+    """The values of settings that are "auto"."""
+    # Slices differ as a whole by where they lie.
+    whole = normals.images_per_subject < WHOLE and available(EMBEDDED)
+    # Normal tissue of one grey, with many darker pixels (fluid, the rim) and few brighter ones: brightness is what tells.
+    bright = normals.middle <= UNIFORM and normals.bright_side < 1.0
+    values: dict[str, Any] = {
+        "overall": "on" if whole else "off",
+        "symmetry": "on" if normals.symmetry >= MIN_SYMMETRY else "off",
+        "exposure": BRIGHTER if bright else 1.0,
+    }
+    return {name: value for name, value in values.items() if getattr(settings, name) == "auto"}
