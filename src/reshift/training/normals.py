@@ -25,8 +25,26 @@ def describe(cases: Sequence[Case], config: DataConfig) -> Normals:
     """Count and look at the normals."""
     per_subject = float(np.median(list(Counter(case.subject for case in cases).values())))
     chosen = np.random.default_rng(0).permutation(len(cases))[:SAMPLE].tolist()
-    images = [prepare(read_image(cases[i].image, cases[i].slice, config.max_pixels), config).pixels.mean(0) for i in chosen]
-    return Normals(per_subject, symmetry([_small(image) for image in images]), *tissue_spread(images))
+    images = _read([cases[i] for i in chosen], config)
+    subjects, untouched = [cases[i].subject for i in chosen], images
+    if config.level != "none":  # brought to one level; how much they differed says how much scanners do
+        untouched = _read([cases[i] for i in chosen], config.model_copy(update={"level": "none"}))
+    mirrored = symmetry([_small(image) for image in images])
+    return Normals(per_subject, mirrored, grey_spread(untouched, subjects), *tissue_spread(images))
+
+
+def _read(cases: Sequence[Case], config: DataConfig) -> list[Plane]:
+    return [prepare(read_image(case.image, case.slice, config.max_pixels), config).pixels.mean(0) for case in cases]
+
+
+def grey_spread(images: Sequence[Plane], subjects: Sequence[str]) -> float:
+    """How much the median grey of the tissue differs between subjects: the standard deviation of its logarithm."""
+    levels = dict[str, list[float]]()
+    for image, subject in zip(images, subjects, strict=True):
+        tissue = image[image > BLACK]
+        if tissue.size >= MIN_PIXELS:
+            levels.setdefault(subject, []).append(float(np.log((np.median(tissue) + 1.0) / 2.0)))
+    return float(np.std([np.mean(values) for values in levels.values()])) if levels else float(np.inf)
 
 
 def tissue_spread(images: Sequence[Plane]) -> tuple[float, float]:

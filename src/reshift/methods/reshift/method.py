@@ -37,11 +37,11 @@ from reshift.methods.reshift.memory import Memory
 from reshift.methods.reshift.overall import Overall
 from reshift.methods.reshift.photometry import blur_and_noise, expose, mild_photometry, strong_photometry
 from reshift.methods.reshift.rules import decide
-from reshift.methods.reshift.settings import EMBEDDED, PER_NETWORK, ReshiftSettings
+from reshift.methods.reshift.settings import EMBEDDED, ReshiftSettings
 from reshift.methods.reshift.shifts import SOURCES, Source, anatomy, shift
 from reshift.methods.reshift.symmetry import Symmetry
 from reshift.methods.reshift.tail import Tail
-from reshift.methods.reshift.witness import Example, Seen, TrainedWitness, Witness
+from reshift.methods.reshift.witness import Example, Seen, TrainedWitness, Witness, joined
 from reshift.nets.efficientnet_lite import HEAD as VECTOR
 from reshift.nets.efficientnet_lite import efficientnet_lite0
 from reshift.nets.features import feature_net
@@ -51,8 +51,8 @@ RESTORATION = "restoration"
 VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 # Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
 AFTERWARDS = {
-    "witnesses", "silent", "overall", "overall_share", "symmetry", "exposure", "weights", "score_weights", "map_share", "blur",
-    "flips", "top", "spreads", "dmd",
+    "witnesses", "silent", "polarity", "overall", "overall_share", "symmetry", "exposure", "weights", "score_weights",
+    "map_share", "blur", "flips", "top", "spreads", "dmd",
 }  # fmt: skip
 PATCHES_EACH = 10  # a sample that takes so many patches of each normal needs no more normals to fill a memory from
 OVERALL_ROWS = 2048  # normals that are remembered as a whole
@@ -94,8 +94,8 @@ class Reshift(Detector):
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
         kinds, heard = [str(w.kind) for w in self.witnesses], [self._heard(w) for w in self.witnesses]
-        weights, in_score = ({str(k): weight for k, weight in given.items()} for given in (s.weights, s.score_weights))
-        self.fusion = Fusion(kinds, heard, weights, in_score, top=s.top, map_share=s.map_share, overall_share=s.overall_share)
+        shares = {"top": s.top, "map_share": s.map_share, "overall_share": s.overall_share}
+        self.fusion = Fusion(kinds, heard, s.map_weights, s.top_weights, **shares)
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
 
     def _build(self, kind: str, channels: int) -> Iterator[Witness]:
@@ -111,19 +111,21 @@ class Reshift(Detector):
         elif kind == "overall":
             efficientnet_lite0()  # missing weights show now
             yield Overall(EMBEDDED, VECTOR, s.folds, rows=OVERALL_ROWS)
-        for name in s.networks if kind in PER_NETWORK else ():
-            net = feature_net(name, "cpu")  # missing weights show now, not after reading the images
-            maps = net.channels
+        elif kind == "featured":
+            for names in [s.networks] if s.joint else [(name,) for name in s.networks]:
+                channels_of = [feature_net(name, "cpu").channels for name in names]  # missing weights show now
+                yield discriminator(networks=names, features=[sum(level) for level in zip(*channels_of, strict=True)])
+        for name in s.networks if kind in ("memory", "symmetry") else ():
+            net = feature_net(name, "cpu")
             blur = s.blur * self.size / 128 * net.side / net.side_for(self.size)  # a share of a patch
-            if kind == "featured":
-                yield discriminator(network=name, features=maps)
-            elif kind == "memory":
-                yield Memory(name, sum(maps[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
+            if kind == "memory":
+                yield Memory(name, sum(net.channels[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
             else:
                 yield Symmetry(name, blur=blur)
 
-    def _heard(self, witness: nn.Module) -> bool:
-        return witness.kind in self.settings.heard and witness.network not in self.settings.silent
+    def _heard(self, witness: Any) -> bool:
+        networks, silent = set(witness.networks), set(self.settings.silent)
+        return witness.kind in self.settings.heard and not (networks and networks <= silent)
 
     def choose_settings(self, normals: Normals) -> dict[str, Any]:
         """What the settings leave to the normals (rules.py)."""
@@ -147,14 +149,15 @@ class Reshift(Detector):
         stages = list(self.dmd.stages()) if isinstance(self.dmd, DMD) else []
         return (*stages, *(self._stage(witness) for witness in self.witnesses if not isinstance(witness, Symmetry)))
 
-    def _stage(self, witness: nn.Module) -> Stage:
+    def _stage(self, witness: Any) -> Stage:
         s = self.settings
-        name = f"{witness.kind} {witness.network}" if witness.network else str(witness.kind)
+        name = f"{witness.kind} {' + '.join(witness.networks)}".rstrip()
         decided_by = {"what": name, **s.model_dump(mode="json", exclude=AFTERWARDS)}
         enough = max(OVERALL_ROWS, s.sample // PATCHES_EACH)
         if isinstance(witness, Memory | Overall):
             return Stage(name, 0, (), partial(self._fill_memory, witness), decided_by, folds=s.folds, begin_images=enough)
         if isinstance(witness, Tail):
+            decided_by["sign"] = witness.sign
             return Stage(name, 0, (), partial(self._fill_tail, witness), decided_by, begin_images=enough)
         assert isinstance(witness, TrainedWitness)
         steps = s.denoising_steps if isinstance(witness, Denoiser) else s.steps
@@ -169,14 +172,14 @@ class Reshift(Detector):
         if isinstance(memory, Overall):
             memory.fill(map(self._vector, parts), fold, extend=extend)
         else:
-            memory.fill((self._maps(str(memory.network), part) for part in parts), fold, extend=extend)
+            memory.fill((self._maps(memory.networks[0], part) for part in parts), fold, extend=extend)
 
     def _loss(self, witness: TrainedWitness, x: Tensor, step: Step) -> dict[str, Tensor]:
         """The mean loss of a witness's networks on fresh examples."""
         with torch.no_grad():
             x, other = self._augmented(x, step)
             example = self._noisy(x, step) if isinstance(witness, Denoiser) else self._shifted(x, other, step)
-            maps = self._maps(witness.network, example.image) if witness.network else ()
+            maps = joined([self._maps(name, example.image) for name in witness.networks]) if witness.networks else ()
         return {"loss": witness.loss(example, maps)}
 
     def _augmented(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,8 @@ STRONG = ("tinyvit-sam", "dinov2-small")  # feature networks that find more than
 EMBEDDED = "efficientnet-lite0"
 NEED_FEATURES = ("featured", "memory", "overall", "symmetry")
 PER_NETWORK = ("featured", "memory", "symmetry")  # witnesses that there is one of for every feature network
+LIKELY = 1 / 3  # of the weight of a declared polarity
+UNDECLARED = ("auto", "none")
 BY_RULE = ("overall", "symmetry")  # witnesses with a setting of their own
 
 
@@ -25,18 +27,21 @@ class ReshiftSettings(Frozen):
     witnesses: tuple[WitnessName, ...] = ("featured", "memory", "denoising")
     # Witnesses, or feature networks, that are trained but not heard: what each is worth, without training again.
     silent: tuple[str, ...] = ()
-    polarity: Literal["none", "bright", "dark"] = "none"  # bright or dark: lesions are known to be so; adds the witness "tail"
+    # bright or dark: lesions are known to be so; adds the witness "tail". likely bright: it has a third of its weight in the
+    # heat-map, and no say of its own in the score. auto: that, where tissue is nearly uniform and its bright side is the shorter
+    # one, as on FLAIR; else none.
+    polarity: Literal["auto", "none", "likely bright", "bright", "dark"] = "auto"
     # Whether the witness "overall" is asked. auto: where most subjects have one image, so that an image shows a whole organ.
     overall: Literal["auto", "on", "off"] = "auto"
     symmetry: Literal["auto", "on", "off"] = "auto"  # likewise; auto: where the normals are symmetric
     # Grey values are multiplied by this before an image is judged, but not before normals are learned: above 1, what is brighter
-    # than normals stands out more, and what is darker less. auto: 1.25 where tissue is nearly uniform and its bright side is the
-    # shorter one, as on FLAIR; else 1.
+    # than normals stands out more, and what is darker less. auto: 1.25 where lesions are likely bright, else 1.
     exposure: AutoOrFactor = "auto"
     folds: int = Field(4, ge=1, le=64)  # of the subjects; every witness has a part that has not seen a fold
     # Networks by name. auto: the best ones at hand; embedded: the small one that comes with the extra "features".
     features: tuple[str, ...] | Literal["auto", "embedded", "off"] = "auto"
 
+    joint: bool = False  # one discriminator beside the features of all networks; else one beside those of each
     steps: int = Field(1000, ge=0)  # training steps of plain and featured discriminators
     widths: Widths = (32, 64, 128, 256)
     mirror: bool = True  # the discriminators also see the mirror image: a body is nearly symmetric
@@ -52,7 +57,9 @@ class ReshiftSettings(Frozen):
     largest: float = Field(0.35, gt=0.0)
     blobs: int = Field(4, ge=1, le=16)  # per image, at most
     untouched: float = Field(0.15, ge=0.0, lt=1.0)  # share of images without a shift
-    photometry: Literal["mild", "strong"] = "strong"  # changes of brightness, contrast and sharpness that are not shifts
+    # Changes of brightness, contrast and sharpness that are not shifts. auto: strong where the grey of normals differs much from
+    # subject to subject; else mild, and fainter lesions are found.
+    photometry: Literal["auto", "mild", "strong"] = "auto"
     late_noise: float = Field(0.2, ge=0.0)  # on [-1, 1], std at most of noise after the shifts, with some blur; 0: neither
     marks: float = Field(0.3, ge=0.0, le=1.0)  # share of images with painted text or calipers, which are not shifts
     strokes: float = Field(0.5, ge=0.0)  # thin lines brighter by this, on [-1, 1], are removed first; 0: none
@@ -98,7 +105,7 @@ class ReshiftSettings(Frozen):
                 raise ValueError(f"{name} {list(given)} must name at least one, and none twice")
         if self.smallest > self.largest:
             raise ValueError(f"smallest {self.smallest} exceeds largest {self.largest}")
-        if "tail" in self.witnesses and self.polarity == "none":
+        if "tail" in self.witnesses and self.polarity in UNDECLARED:
             raise ValueError('the witness \'tail\' needs polarity = "bright" or "dark"')
         if mistaken := [name for name in self.witnesses if name in BY_RULE]:
             raise ValueError(f'the witness "{mistaken[0]}" has a setting of its own: {mistaken[0]} = "on"')
@@ -115,12 +122,26 @@ class ReshiftSettings(Frozen):
         return self.features if isinstance(self.features, tuple) else ()
 
     @property
+    def map_weights(self) -> dict[str, float]:
+        """The weights of kinds in the heat-map. Who declares a polarity knows more than a rule does."""
+        weights = {str(kind): weight for kind, weight in self.weights.items()}
+        if self.polarity == "likely bright":
+            weights["tail"] = weights.get("tail", 1.0) * LIKELY
+        return weights
+
+    @property
+    def top_weights(self) -> dict[str, float]:
+        """The weights of kinds in the score."""
+        weights = {str(kind): weight for kind, weight in self.score_weights.items()}
+        return {**weights, "tail": 0.0} if self.polarity == "likely bright" else weights
+
+    @property
     def present(self) -> tuple[WitnessName, ...]:
         """The witnesses that are built. Without features a plain discriminator stands for those that need them."""
         named: list[WitnessName] = [name for name in self.witnesses if self.networks or name not in NEED_FEATURES]
         if "featured" in self.witnesses and not self.networks and "plain" not in named:
             named.insert(0, "plain")
-        tail = ("tail",) if self.polarity != "none" and "tail" not in named else ()
+        tail = ("tail",) if self.polarity not in UNDECLARED and "tail" not in named else ()
         return (*named, *tail, *(name for name in BY_RULE if getattr(self, name) == "on" and self.networks))
 
     @property

@@ -1,0 +1,57 @@
+"""What training normals decide: exposure, polarity, photometry; and how the normals are described for it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_reshift import build
+
+from reshift.config import DataConfig
+from reshift.data.manifest import load_cases
+from reshift.data.phantom import write_phantom
+from reshift.methods.detector import Normals
+from reshift.training.normals import describe, grey_spread, tissue_spread
+
+FLAIR = Normals(7.0, 0.4, grey_spread=0.2, middle=0.2, bright_side=0.5)
+
+
+@pytest.mark.parametrize(("normals", "exposure", "polarity"), [
+    (FLAIR, 1.25, "likely bright"),
+    (FLAIR._replace(bright_side=1.5), 1.0, "none"),  # bright pixels are as usual as dark ones
+    (FLAIR._replace(middle=0.6), 1.0, "none"),  # tissue of many greys
+])  # fmt: skip
+def test_uniform_tissue_with_few_bright_pixels_makes_brightness_count(normals: Normals, exposure: float, polarity: str) -> None:
+    decided = build().choose_settings(normals)
+    assert (decided["exposure"], decided["polarity"]) == (exposure, polarity)
+
+
+def test_greys_that_differ_from_subject_to_subject_ask_for_strong_photometry() -> None:
+    assert build().choose_settings(FLAIR)["photometry"] == "strong"
+    assert build().choose_settings(FLAIR._replace(grey_spread=0.07))["photometry"] == "mild"
+
+
+def test_what_is_said_is_not_decided() -> None:
+    said = {"exposure": 0.8, "polarity": "dark", "photometry": "mild", "overall": "off", "symmetry": "on"}
+    assert build(**said).choose_settings(FLAIR) == {}
+
+
+def test_tissue_is_described_by_its_quartiles_and_its_two_sides() -> None:
+    image = np.full((32, 32), -1.0, np.float32)
+    image[8:24, 8:24] = np.linspace(0.0, 1.0, 256, dtype=np.float32).reshape(16, 16)  # of [0, 1]: 0.5 to 1
+    middle, bright_side = tissue_spread([image, image])
+    assert middle == pytest.approx(0.25 / 0.75, rel=0.01)
+    assert bright_side == pytest.approx(1.0, rel=0.01)
+    assert tissue_spread([np.full((32, 32), -1.0, np.float32)]) == (np.inf, np.inf)
+
+
+def test_subjects_differ_by_the_median_grey_of_their_tissue() -> None:
+    images = [np.full((32, 32), 2.0 * grey - 1.0, np.float32) for grey in (0.2, 0.2, 0.4, 0.4)]
+    assert grey_spread(images, ["a", "a", "b", "b"]) == pytest.approx(np.log(2.0) / 2.0, rel=1e-4)
+    assert grey_spread(images, ["a", "b", "a", "b"]) == pytest.approx(0.0, abs=1e-5)
+    assert grey_spread([np.full((32, 32), -1.0, np.float32)], ["a"]) == np.inf
+
+
+def test_a_common_level_does_not_hide_that_scanners_differ(tmp_path: Path) -> None:
+    manifest = write_phantom(tmp_path / "data", kind="brain", train=12, test_normal=0, test_abnormal=0, slices=2, size=64)
+    found = [describe(load_cases(manifest), DataConfig(size=64, level=level)) for level in ("none", "median")]
+    assert found[0].grey_spread == found[1].grey_spread > 0.0
