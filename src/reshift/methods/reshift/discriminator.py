@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from reshift.methods.reshift.witness import CrossFitted, Example, Maps, Seen, TrainedWitness, average_mirrored, joined
+from reshift.methods.reshift.witness import CrossFitted, Example, Maps, Seen, TrainedWitness, average_mirrored
 from reshift.nets.dense import DenseUNet
 
 
@@ -15,11 +15,10 @@ class Discriminator(TrainedWitness):
 
     def __init__(
         self, channels: int, widths: Sequence[int], folds: int,
-        *, mirror: bool, networks: Sequence[str] = (), features: Sequence[int] = (),
+        *, mirror: bool, network: str | None = None, features: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """``features`` are the channels of the networks' joined maps, level by level."""
         super().__init__()
-        self.kind, self.networks, self.mirror = "featured" if networks else "plain", tuple(networks), mirror
+        self.kind, self.network, self.mirror = "featured" if network else "plain", network, mirror
         inputs, self.used = 2 * channels if mirror else channels, min(len(features), len(widths) - 1)
         features = features[len(features) - self.used :]  # the deepest, where there are fewer levels than maps
         self.nets = CrossFitted([DenseUNet(inputs, widths, features) for _ in range(folds)])
@@ -33,7 +32,7 @@ class Discriminator(TrainedWitness):
         return average_mirrored(lambda view: self._logits(view, without), seen)
 
     def _logits(self, seen: Seen, without: int | None) -> Tensor:
-        maps = joined([seen.maps[name] for name in self.networks]) if self.networks else ()
+        maps = seen.maps[self.network] if self.network else ()
         return self.nets.mean_output(self._input(seen.x), self._deepest(maps), without)
 
     def _deepest(self, maps: Maps) -> Maps:

@@ -19,7 +19,7 @@ class Memory(Witness):
 
     def __init__(self, network: str, dims: int, folds: int, *, rows: int, sample: int, blur: float) -> None:
         super().__init__()
-        self.networks, self.sample, self.blur = (network,), sample, blur
+        self.network, self.sample, self.blur = network, sample, blur
         self.register_buffer("bank", torch.zeros(folds, max(1, rows // folds), dims))
 
     def fill(self, batches: Iterable[Maps], fold: int, *, extend: bool = False) -> None:
@@ -34,7 +34,7 @@ class Memory(Witness):
 
     def forward(self, seen: Seen, without: int | None = None) -> Tensor:
         """The distances, enlarged and blurred."""
-        patches = patch_features(seen.maps[self.networks[0]], unit=True)
+        patches = patch_features(seen.maps[self.network or ""], unit=True)
         distance = distance_to_banks(as_rows(patches), self.bank, without).view(patches.shape[0], 1, *patches.shape[-2:])
         return gaussian_blur(F.interpolate(distance, size=seen.x.shape[-2:], mode="bilinear"), self.blur)
 

@@ -37,11 +37,11 @@ from reshift.methods.reshift.memory import Memory
 from reshift.methods.reshift.overall import Overall
 from reshift.methods.reshift.photometry import blur_and_noise, expose, mild_photometry, strong_photometry
 from reshift.methods.reshift.rules import decide
-from reshift.methods.reshift.settings import EMBEDDED, ReshiftSettings
+from reshift.methods.reshift.settings import EMBEDDED, PER_NETWORK, ReshiftSettings
 from reshift.methods.reshift.shifts import SOURCES, Source, anatomy, shift
 from reshift.methods.reshift.symmetry import Symmetry
 from reshift.methods.reshift.tail import Tail
-from reshift.methods.reshift.witness import Example, Seen, TrainedWitness, Witness, joined
+from reshift.methods.reshift.witness import Example, Seen, TrainedWitness, Witness
 from reshift.nets.efficientnet_lite import HEAD as VECTOR
 from reshift.nets.efficientnet_lite import efficientnet_lite0
 from reshift.nets.features import feature_net
@@ -111,21 +111,19 @@ class Reshift(Detector):
         elif kind == "overall":
             efficientnet_lite0()  # missing weights show now
             yield Overall(EMBEDDED, VECTOR, s.folds, rows=OVERALL_ROWS)
-        elif kind == "featured":
-            for names in [s.networks] if s.joint else [(name,) for name in s.networks]:
-                channels_of = [feature_net(name, "cpu").channels for name in names]  # missing weights show now
-                yield discriminator(networks=names, features=[sum(level) for level in zip(*channels_of, strict=True)])
-        for name in s.networks if kind in ("memory", "symmetry") else ():
-            net = feature_net(name, "cpu")
+        for name in s.networks if kind in PER_NETWORK else ():
+            net = feature_net(name, "cpu")  # missing weights show now, not after reading the images
+            maps = net.channels
             blur = s.blur * self.size / 128 * net.side / net.side_for(self.size)  # a share of a patch
-            if kind == "memory":
-                yield Memory(name, sum(net.channels[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
+            if kind == "featured":
+                yield discriminator(network=name, features=maps)
+            elif kind == "memory":
+                yield Memory(name, sum(maps[-2:]), s.folds, rows=s.bank, sample=s.sample, blur=blur)
             else:
                 yield Symmetry(name, blur=blur)
 
     def _heard(self, witness: Any) -> bool:
-        networks, silent = set(witness.networks), set(self.settings.silent)
-        return witness.kind in self.settings.heard and not (networks and networks <= silent)
+        return witness.kind in self.settings.heard and witness.network not in self.settings.silent
 
     def choose_settings(self, normals: Normals) -> dict[str, Any]:
         """What the settings leave to the normals (rules.py)."""
@@ -151,7 +149,7 @@ class Reshift(Detector):
 
     def _stage(self, witness: Any) -> Stage:
         s = self.settings
-        name = f"{witness.kind} {' + '.join(witness.networks)}".rstrip()
+        name = f"{witness.kind} {witness.network}" if witness.network else str(witness.kind)
         decided_by = {"what": name, **s.model_dump(mode="json", exclude=AFTERWARDS)}
         enough = max(OVERALL_ROWS, s.sample // PATCHES_EACH)
         if isinstance(witness, Memory | Overall):
@@ -172,14 +170,14 @@ class Reshift(Detector):
         if isinstance(memory, Overall):
             memory.fill(map(self._vector, parts), fold, extend=extend)
         else:
-            memory.fill((self._maps(memory.networks[0], part) for part in parts), fold, extend=extend)
+            memory.fill((self._maps(str(memory.network), part) for part in parts), fold, extend=extend)
 
     def _loss(self, witness: TrainedWitness, x: Tensor, step: Step) -> dict[str, Tensor]:
         """The mean loss of a witness's networks on fresh examples."""
         with torch.no_grad():
             x, other = self._augmented(x, step)
             example = self._noisy(x, step) if isinstance(witness, Denoiser) else self._shifted(x, other, step)
-            maps = joined([self._maps(name, example.image) for name in witness.networks]) if witness.networks else ()
+            maps = self._maps(witness.network, example.image) if witness.network else ()
         return {"loss": witness.loss(example, maps)}
 
     def _augmented(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class Overall(Witness):
 
     def __init__(self, network: str, dims: int, folds: int, *, rows: int) -> None:
         super().__init__()
-        self.networks = (network,)
+        self.network = network
         self.register_buffer("bank", torch.zeros(folds, max(1, rows // folds), dims))
         self.register_buffer("centre", torch.zeros(folds, dims))
         self.register_buffer("axes", torch.zeros(folds, AXES, dims))

@@ -41,7 +41,6 @@ class ReshiftSettings(Frozen):
     # Networks by name. auto: the best ones at hand; embedded: the small one that comes with the extra "features".
     features: tuple[str, ...] | Literal["auto", "embedded", "off"] = "auto"
 
-    joint: bool = False  # one discriminator beside the features of all networks; else one beside those of each
     steps: int = Field(1000, ge=0)  # training steps of plain and featured discriminators
     widths: Widths = (32, 64, 128, 256)
     mirror: bool = True  # the discriminators also see the mirror image: a body is nearly symmetric

@@ -18,11 +18,11 @@ class Symmetry(Witness):
 
     def __init__(self, network: str, *, blur: float) -> None:
         super().__init__()
-        self.networks, self.blur = (network,), blur
+        self.network, self.blur = network, blur
 
     def forward(self, seen: Seen, without: int | None = None) -> Tensor:  # noqa: ARG002
         """The distances, enlarged and blurred."""
-        distance = distance_to_mirror(patch_features(seen.maps[self.networks[0]], unit=True))
+        distance = distance_to_mirror(patch_features(seen.maps[self.network or ""], unit=True))
         return gaussian_blur(F.interpolate(distance, size=seen.x.shape[-2:], mode="bilinear"), self.blur)
 
 

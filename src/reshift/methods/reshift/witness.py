@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 Maps = Sequence[Tensor]
 
@@ -36,21 +35,11 @@ class Witness(nn.Module):
     """The base of all witnesses: ``forward(seen, without)`` is its map ``(B, 1, H, W)``; larger means less like the normals."""
 
     kind: str  # plain, featured, memory, denoising, tail, symmetry: of equal weight; overall has none in the heat-map
-    networks: tuple[str, ...] = ()  # the feature networks it uses
+    network: str | None = None  # the feature network it uses
 
     def forward(self, seen: Seen, without: int | None = None) -> Tensor:
         """Its map. ``without`` uses nothing that has seen this fold."""
         raise NotImplementedError
-
-
-def joined(maps: Sequence[Maps]) -> Maps:
-    """The maps of several networks as if one had made them: level by level, side by side, on the finest grid."""
-    levels = [(max((m.shape[-2:] for m in level), key=tuple), level) for level in zip(*maps, strict=True)]
-    return [torch.cat([_on_grid(m, grid) for m in level], 1) for grid, level in levels] if len(maps) > 1 else [*maps[0]]
-
-
-def _on_grid(x: Tensor, grid: Sequence[int]) -> Tensor:
-    return x if tuple(x.shape[-2:]) == tuple(grid) else F.interpolate(x, size=tuple(grid), mode="bilinear")
 
 
 def average_mirrored(judge: Callable[[Seen], Tensor], seen: Seen) -> Tensor:
