@@ -74,7 +74,7 @@ class ReshiftSettings(Frozen):
     weights: Weights = Field({"featured": 4.0, "symmetry": 2.0, "tail": 6.0})
     score_weights: Weights = Field({})  # likewise in the score
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
-    overall_share: float = Field(0.4, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked
+    overall_share: float = Field(0.5, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked
     flips: bool = True  # trained witnesses also judge the mirrored image
     top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
     spreads: float = Field(3.5, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
