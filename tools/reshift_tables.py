@@ -33,7 +33,8 @@ def quick() -> list[str]:
     """The default method in minutes on two CPU cores."""
     lines = []
     for dataset in SETS:
-        rows = select(read("reshift"), dataset=dataset, row="reshift, quick")
+        if not (rows := select(read("reshift"), dataset=dataset, row="reshift, quick")):
+            continue
         auc, ap, dice = of_seeds(rows, ("image.auc", "pixel.ap", "pixel.dice"))
         rates = [mean(rows, metric) for metric in ("image.fpr", "image.tpr")]
         lines.append([named(rows[0]), str(len(rows)), auc, *rates, ap, dice, mean(rows, "pixel.dice_max")])
@@ -46,7 +47,7 @@ def left_out() -> list[str]:
     for label in ("reshift", *(f"w/o {name}" for name in ("featured", "memory", "denoising", "symmetry", "overall"))):
         line = ["all" if label == "reshift" else label]
         for dataset in sets:
-            rows = select(read("reshift"), dataset=dataset, row=label)
+            rows = select(read("reshift-before"), dataset=dataset, row=label)
             values = [mean(rows, metric) for metric in ("image.auc", "pixel.ap", "pixel.dice")]
             line.append(" / ".join(value for value in values if value != "–") + f" ({len(rows)})" if rows else "–")
         if set(line[1:]) != {"–"}:

@@ -30,6 +30,27 @@ def test_greys_that_differ_from_subject_to_subject_ask_for_strong_photometry() -
     assert build().choose_settings(FLAIR._replace(grey_spread=0.07))["photometry"] == "mild"
 
 
+def test_whoever_trains_is_told_that_lesions_are_taken_to_be_bright() -> None:
+    [line] = build(polarity="likely bright").remarks()
+    assert "model.polarity=none" in line
+    assert not build(polarity="bright").remarks() + build(polarity="none").remarks()
+
+
+def test_a_likely_polarity_has_a_third_of_a_declared_one_and_no_say_in_the_score() -> None:
+    likely, declared = (build(polarity=polarity, weights={"tail": 6.0}).fusion for polarity in ("likely bright", "bright"))
+    assert likely.weights.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 6, 2 / 6])
+    assert declared.weights.tolist() == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.6])
+    assert likely.score_weights.tolist() == pytest.approx([0.125, 0.125, 0.125, 0.125, 0.0, 0.5])
+    assert declared.score_weights.tolist() == pytest.approx([0.1] * 5 + [0.5])
+
+
+def test_both_polarities_share_all_that_is_trained_but_not_each_other_s_tails() -> None:
+    likely, bright, dark = (build(polarity=polarity).stages() for polarity in ("likely bright", "bright", "dark"))
+    assert [s.decided_by for s in likely] == [s.decided_by for s in bright]
+    assert [s.decided_by for s in bright[:-1]] == [s.decided_by for s in dark[:-1]]
+    assert bright[-1].decided_by != dark[-1].decided_by
+
+
 def test_what_is_said_is_not_decided() -> None:
     said = {"exposure": 0.8, "polarity": "dark", "photometry": "mild", "overall": "off", "symmetry": "on"}
     assert build(**said).choose_settings(FLAIR) == {}

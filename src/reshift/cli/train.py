@@ -44,7 +44,7 @@ def train(
     layers += [parse_assignment(text) for text in set_ or ()]
     layers += [{"seed": seed}] if seed is not None else []
     layers += [{"train": {"device": device}}] if device else []
-    bundle = train_run(resolve(method, profile, layers), unpack(data), out, resume=resume, announce=_print_features)
+    bundle = train_run(resolve(method, profile, layers), unpack(data), out, resume=resume, announce=_announce)
     if os.environ.get("RANK", "0") == "0":
         trained = load_bundle(bundle)
         if embed:
@@ -53,10 +53,10 @@ def train(
         typer.echo(f"bundle: {bundle}")
 
 
-def _print_features(detector: Any) -> None:
+def _announce(detector: Any) -> None:
     from reshift.inference.features import summary
 
-    if line := summary(detector.feature_names):
+    for line in filter(None, [summary(detector.feature_names), *detector.remarks()]):
         typer.echo(line, err=True)
 
 

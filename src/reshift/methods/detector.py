@@ -184,6 +184,10 @@ class Detector(nn.Module):
         """Lines that a user of this model should read."""
         return []
 
+    def remarks(self) -> list[str]:
+        """Lines that whoever trains this model should read before it learns."""
+        return []
+
     @property
     def restores(self) -> bool:
         """Whether ``pseudo_healthy`` gives restored images; a method whose settings decide it says so itself."""

@@ -135,6 +135,15 @@ class Reshift(Detector):
             return ["trained without pretrained features, which find more: pip install 'reshift[features]' and train again"]
         return []
 
+    def remarks(self) -> list[str]:
+        """Say what the normals have decided where it could be wrong."""
+        if self.settings.polarity == "likely bright":
+            wrong = "--set model.polarity=none --set model.exposure=1"
+            return [
+                f"normal tissue has nearly one grey, so lesions are taken to be bright rather than dark; if they are not: {wrong}"
+            ]
+        return []
+
     @property
     def pixel_threshold(self) -> float:  # type: ignore[override]
         """So many spreads of normal pixels above their mean, as the heat-map shows it."""
