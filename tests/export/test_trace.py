@@ -45,7 +45,7 @@ def dmd() -> Detector:
 def reshift() -> Detector:
     """All kinds of witnesses and text removal; one fold and few levels, since converting a graph takes long."""
     small = {"widths": (8, 8, 8), "folds": 1, "flips": False}
-    return lively(small_reshift.filled(polarity="bright", strokes=0.5, overall="on", symmetry="on", **small))
+    return lively(small_reshift.filled(polarity="bright", exposure=1.25, strokes=0.5, overall="on", symmetry="on", **small))
 
 
 @pytest.mark.parametrize(("make", "formats"), [(dmd, ("onnx", "openvino", "torch")), (reshift, ("onnx",))])

@@ -10,7 +10,7 @@ from reshift.config import DataConfig
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.methods.detector import Normals
-from reshift.training.normals import describe, grey_spread, tissue_spread
+from reshift.training.normals import describe, grey_spread, tissue
 
 FLAIR = Normals(7.0, 0.4, grey_spread=0.2, middle=0.2, bright_side=0.5)
 
@@ -59,17 +59,18 @@ def test_what_is_said_is_not_decided() -> None:
 def test_tissue_is_described_by_its_quartiles_and_its_two_sides() -> None:
     image = np.full((32, 32), -1.0, np.float32)
     image[8:24, 8:24] = np.linspace(0.0, 1.0, 256, dtype=np.float32).reshape(16, 16)  # of [0, 1]: 0.5 to 1
-    middle, bright_side = tissue_spread([image, image])
-    assert middle == pytest.approx(0.25 / 0.75, rel=0.01)
-    assert bright_side == pytest.approx(1.0, rel=0.01)
-    assert tissue_spread([np.full((32, 32), -1.0, np.float32)]) == (np.inf, np.inf)
+    assert tissue(image) == pytest.approx((0.75, 0.25 / 0.75, 1.0), rel=0.01)
+    image[8:24, 8:16] = -0.2  # 0.4: half of it is darker than before
+    found = tissue(image)
+    assert found is not None
+    assert found.bright_side > 1.0
+    assert tissue(np.full((32, 32), -1.0, np.float32)) is None
 
 
 def test_subjects_differ_by_the_median_grey_of_their_tissue() -> None:
-    images = [np.full((32, 32), 2.0 * grey - 1.0, np.float32) for grey in (0.2, 0.2, 0.4, 0.4)]
-    assert grey_spread(images, ["a", "a", "b", "b"]) == pytest.approx(np.log(2.0) / 2.0, rel=1e-4)
-    assert grey_spread(images, ["a", "b", "a", "b"]) == pytest.approx(0.0, abs=1e-5)
-    assert grey_spread([np.full((32, 32), -1.0, np.float32)], ["a"]) == np.inf
+    assert grey_spread({"a": [0.2, 0.2], "b": [0.4]}) == pytest.approx(np.log(2.0) / 2.0)
+    assert grey_spread({"a": [0.2, 0.4], "b": [0.4, 0.2]}) == pytest.approx(0.0, abs=1e-9)
+    assert grey_spread({}) == np.inf
 
 
 def test_a_common_level_does_not_hide_that_scanners_differ(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def check(detector: Detector) -> None:
 
 
 def test_the_default_method_can_be_recorded() -> None:
-    check(small_reshift.filled(polarity="bright", strokes=0.5, overall="on", symmetry="on"))
+    check(small_reshift.filled(polarity="bright", exposure=1.25, strokes=0.5, overall="on", symmetry="on"))
 
 
 def test_the_papers_method_can_be_recorded() -> None:

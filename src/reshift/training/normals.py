@@ -1,7 +1,8 @@
 """What the training normals are like, before training: methods decide settings by it (``Detector.choose_settings``)."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -21,45 +22,43 @@ MIN_PIXELS = 50  # that two images must share to be compared
 Plane = NDArray[np.float32]
 
 
+class Tissue(NamedTuple):
+    """The greys of the tissue in one image."""
+
+    median: float  # on [0, 1]
+    middle: float  # how far the quartiles are apart, over the median
+    bright_side: float  # how far the brightest 5 % are above the median, over how far the darkest 5 % are below it
+
+
 def describe(cases: Sequence[Case], config: DataConfig) -> Normals:
     """Count and look at the normals."""
     per_subject = float(np.median(list(Counter(case.subject for case in cases).values())))
-    chosen = np.random.default_rng(0).permutation(len(cases))[:SAMPLE].tolist()
-    images = _read([cases[i] for i in chosen], config)
-    subjects, untouched = [cases[i].subject for i in chosen], images
-    if config.level != "none":  # brought to one level; how much they differed says how much scanners do
-        untouched = _read([cases[i] for i in chosen], config.model_copy(update={"level": "none"}))
-    mirrored = symmetry([_small(image) for image in images])
-    return Normals(per_subject, mirrored, grey_spread(untouched, subjects), *tissue_spread(images))
+    chosen = [cases[i] for i in np.random.default_rng(0).permutation(len(cases))[:SAMPLE].tolist()]
+    small, seen, greys = list[Plane](), list[Tissue](), dict[str, list[float]]()
+    untouched = config.model_copy(update={"level": "none"})  # one level for all would hide how much scanners differ
+    for case in chosen:
+        image = _read(case, config)
+        before = tissue(image if config.level == "none" else _read(case, untouched))
+        small.append(_small(image))
+        seen += [found] if (found := tissue(image)) else []
+        if before:
+            greys.setdefault(case.subject, []).append(before.median)
+    middle, bright_side = np.median([found[1:] for found in seen], axis=0) if seen else (np.inf, np.inf)
+    return Normals(per_subject, symmetry(small), grey_spread(greys), float(middle), float(bright_side))
 
 
-def _read(cases: Sequence[Case], config: DataConfig) -> list[Plane]:
-    return [prepare(read_image(case.image, case.slice, config.max_pixels), config).pixels.mean(0) for case in cases]
+def tissue(image: Plane) -> Tissue | None:
+    """Measure the tissue; None where there is hardly any."""
+    greys = (image[image > BLACK] + 1.0) / 2.0
+    if greys.size < MIN_PIXELS:
+        return None
+    darkest, low, median, high, brightest = np.quantile(greys, [0.05, 0.25, 0.5, 0.75, 0.95]).tolist()
+    return Tissue(median, (high - low) / median, (brightest - median) / max(median - darkest, 1e-6))
 
 
-def grey_spread(images: Sequence[Plane], subjects: Sequence[str]) -> float:
-    """How much the median grey of the tissue differs between subjects: the standard deviation of its logarithm."""
-    levels = dict[str, list[float]]()
-    for image, subject in zip(images, subjects, strict=True):
-        tissue = image[image > BLACK]
-        if tissue.size >= MIN_PIXELS:
-            levels.setdefault(subject, []).append(float(np.log((np.median(tissue) + 1.0) / 2.0)))
-    return float(np.std([np.mean(values) for values in levels.values()])) if levels else float(np.inf)
-
-
-def tissue_spread(images: Sequence[Plane]) -> tuple[float, float]:
-    """How far apart the quartiles of the tissue are, over its median, and how long its bright side is, over its dark side.
-
-    Medians over the images; both infinite where there is no tissue.
-    """
-    spans = list[tuple[float, float]]()
-    for image in images:
-        tissue = (image[image > BLACK] + 1.0) / 2.0
-        if tissue.size >= MIN_PIXELS:
-            darkest, low, median, high, brightest = np.quantile(tissue, [0.05, 0.25, 0.5, 0.75, 0.95])
-            spans.append(((high - low) / median, (brightest - median) / max(median - darkest, 1e-6)))
-    middle, bright_side = np.median(spans, axis=0) if spans else (np.inf, np.inf)
-    return float(middle), float(bright_side)
+def grey_spread(greys: Mapping[str, Sequence[float]]) -> float:
+    """How much subjects differ in the median grey of their images: the standard deviation of its logarithm."""
+    return float(np.std([np.log(values).mean() for values in greys.values()])) if greys else float(np.inf)
 
 
 def symmetry(images: Sequence[Plane]) -> float:
@@ -72,6 +71,11 @@ def symmetry(images: Sequence[Plane]) -> float:
     others = [_correlation(image, other[:, ::-1]) for image, other in zip(images, [*images[1:], *images[:1]], strict=True)]
     known = [[value for value in values if value is not None] for values in (own, others)]
     return float(np.median(known[0]) - np.median(known[1])) if all(known) else 0.0
+
+
+def _read(case: Case, config: DataConfig) -> Plane:
+    mean: Plane = prepare(read_image(case.image, case.slice, config.max_pixels), config).pixels.mean(0)
+    return mean
 
 
 def _small(pixels: Plane) -> Plane:

@@ -4,7 +4,7 @@ The paper's classifier separates whole images from their decoded restorations, w
 discriminators are dense: parts of normal images are shifted (shifts.py), and they mark the shifted pixels, beside frozen
 features of pretrained networks (featured) or, without any, from the image alone (plain; discriminator.py). Beside them stand
 the distance of those features to the nearest features of normals (memory.py), what a denoiser would change (denoising.py)
-and, where it is declared that lesions are bright or dark, the rarity of that brightness (tail.py). Where an image shows a whole
+and, where lesions are bright or dark, the rarity of that brightness (tail.py). Where an image shows a whole
 organ, the score also asks how unlike all normals it is as a whole (overall.py); where normals are symmetric, each place can be
 compared with its mirror image (symmetry.py).
 
@@ -12,7 +12,8 @@ Every witness has one part per fold of the subjects, which has not seen that fol
 set the thresholds. fusion.py measures each witness over the normals it has not seen and averages them.
 
 Burned-in text is removed first, as far as it consists of thin bright strokes. More text is painted into training images,
-where it does not count as a shift (annotations.py).
+where it does not count as a shift (annotations.py). What the normals decide, such as how much grey values are varied in training
+and how bright an image is made before it is judged, is in rules.py.
 
 Heat-map: softplus of the fused map in units of its spread over normals, 0 outside the anatomy. Image score: half the top of
 the heat-map, half the mean of the witnesses' own tops; "overall" has a share beside both.
