@@ -57,7 +57,7 @@ def combined(model: Model, normals: Maps) -> Iterator[tuple[str, Fusion]]:
     settings, named = detector.settings, [kind for kind in dict.fromkeys(kinds) if kind != "overall"]
     for chosen in chain.from_iterable(combinations(named, n) for n in range(1, len(named) + 1)):
         heard = [kind in (*chosen, "overall") for kind in kinds]
-        share = {"top": settings.top, "map_share": settings.map_share, "overall_share": settings.overall_share}
+        share = {"top": settings.top, "map_share": settings.map_share, "overall_share": settings.share_of_overall}
         fusion = Fusion(kinds, heard, dict(settings.weights), dict(settings.score_weights), **share)
         fusion.fit((maps, inside) for maps, inside in normals.said)
         yield " + ".join(chosen), fusion

@@ -25,6 +25,11 @@ def test_uniform_tissue_with_few_bright_pixels_makes_brightness_count(normals: N
     assert (decided["exposure"], decided["polarity"]) == (exposure, polarity)
 
 
+def test_overall_has_less_to_say_where_normals_are_few() -> None:
+    shares = [build().choose_settings(FLAIR._replace(images=n))["overall_share"] for n in (32, 100, 600)]
+    assert shares == pytest.approx([0.121, 0.25, 0.429], abs=1e-3)
+
+
 def test_greys_that_differ_from_subject_to_subject_ask_for_strong_photometry() -> None:
     assert build().choose_settings(FLAIR)["photometry"] == "strong"
     assert build().choose_settings(FLAIR._replace(grey_spread=0.07))["photometry"] == "mild"
@@ -52,7 +57,7 @@ def test_both_polarities_share_all_that_is_trained_but_not_each_other_s_tails() 
 
 
 def test_what_is_said_is_not_decided() -> None:
-    said = {"exposure": 0.8, "polarity": "dark", "photometry": "mild", "overall": "off", "symmetry": "on"}
+    said = {"exposure": 0.8, "polarity": "dark", "photometry": "mild", "overall": "off", "overall_share": 0.3, "symmetry": "on"}
     assert build(**said).choose_settings(FLAIR) == {}
 
 

@@ -103,6 +103,7 @@ class Normals(NamedTuple):
 
     images_per_subject: float  # the median; slices of a volume are images
     symmetry: float  # how much better they correlate with their own mirror image than with another's
+    images: int = 0
     grey_spread: float = math.inf  # standard deviation over subjects of the logarithm of the tissue's median grey
     middle: float = math.inf  # how far apart the quartiles of an image's tissue are, over its median
     bright_side: float = math.inf  # how far the brightest 5 % are above the median, over how far the darkest 5 % are below it

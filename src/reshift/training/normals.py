@@ -44,7 +44,7 @@ def describe(cases: Sequence[Case], config: DataConfig) -> Normals:
         if before:
             greys.setdefault(case.subject, []).append(before.median)
     middle, bright_side = np.median([found[1:] for found in seen], axis=0) if seen else (np.inf, np.inf)
-    return Normals(per_subject, symmetry(small), grey_spread(greys), float(middle), float(bright_side))
+    return Normals(per_subject, symmetry(small), len(cases), grey_spread(greys), float(middle), float(bright_side))
 
 
 def tissue(image: Plane) -> Tissue | None:

@@ -95,7 +95,7 @@ class Reshift(Detector):
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
         kinds, heard = [str(w.kind) for w in self.witnesses], [self._heard(w) for w in self.witnesses]
-        shares = {"top": s.top, "map_share": s.map_share, "overall_share": s.overall_share}
+        shares = {"top": s.top, "map_share": s.map_share, "overall_share": s.share_of_overall}
         self.fusion = Fusion(kinds, heard, s.map_weights, s.top_weights, **shares)
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
 

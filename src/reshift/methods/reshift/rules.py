@@ -3,9 +3,10 @@
 from typing import Any
 
 from reshift.methods.detector import Normals
-from reshift.methods.reshift.settings import EMBEDDED, ReshiftSettings
+from reshift.methods.reshift.settings import EMBEDDED, OVERALL_SHARE, ReshiftSettings
 from reshift.weights.find import available
 
+FEW = 100  # with so many normals, "overall" has half of its share in the score
 WHOLE = 2.0  # images per subject; with fewer, an image shows a whole organ, not a slice of it
 MIN_SYMMETRY = 0.25  # brains have 0.3 and more, chest X-rays and breast ultrasound less than 0.2
 UNIFORM = 0.3  # FLAIR has 0.22, T1 0.44 to 0.64, breast ultrasound 0.77, chest X-rays 0.57
@@ -21,6 +22,8 @@ def decide(settings: ReshiftSettings, normals: Normals) -> dict[str, Any]:
     bright = normals.middle <= UNIFORM and normals.bright_side < 1.0
     values: dict[str, Any] = {
         "overall": "on" if whole else "off",
+        # The nearest of a few normals may be far by chance.
+        "overall_share": round(OVERALL_SHARE * normals.images / (normals.images + FEW), 3),
         "symmetry": "on" if normals.symmetry >= MIN_SYMMETRY else "off",
         "polarity": "likely bright" if bright else "none",
         "exposure": BRIGHTER if bright else 1.0,

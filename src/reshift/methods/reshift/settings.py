@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from reshift.config import AutoOrFactor, Frozen, nearest
+from reshift.config import AutoOrFactor, AutoOrShare, Frozen, nearest
 from reshift.methods.dmd.settings import DMDSettings
 from reshift.weights.find import available
 
@@ -16,6 +16,7 @@ STRONG = ("tinyvit-sam", "dinov2-small")  # feature networks that find more than
 EMBEDDED = "efficientnet-lite0"
 NEED_FEATURES = ("featured", "memory", "overall", "symmetry")
 PER_NETWORK = ("featured", "memory", "symmetry")  # witnesses that there is one of for every feature network
+OVERALL_SHARE = 0.5  # with endless normals
 LIKELY = 1 / 3  # of the weight of a declared polarity
 UNDECLARED = ("auto", "none")
 BY_RULE = ("overall", "symmetry")  # witnesses with a setting of their own
@@ -74,7 +75,8 @@ class ReshiftSettings(Frozen):
     weights: Weights = Field({"featured": 4.0, "symmetry": 2.0, "tail": 6.0})
     score_weights: Weights = Field({})  # likewise in the score
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
-    overall_share: float = Field(0.5, ge=0.0, lt=1.0)  # of the witness "overall" in the image score, where it is asked
+    # Of the witness "overall" in the image score, where it is asked. auto: half, but less where normals are few.
+    overall_share: AutoOrShare = "auto"
     flips: bool = True  # trained witnesses also judge the mirrored image
     top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
     spreads: float = Field(3.5, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
@@ -127,6 +129,11 @@ class ReshiftSettings(Frozen):
         if self.polarity == "likely bright":
             weights["tail"] = weights.get("tail", 1.0) * LIKELY
         return weights
+
+    @property
+    def share_of_overall(self) -> float:
+        """Of the witness "overall" in the score."""
+        return OVERALL_SHARE if self.overall_share == "auto" else self.overall_share
 
     @property
     def top_weights(self) -> dict[str, float]:
