@@ -42,17 +42,30 @@ def quick() -> list[str]:
 
 
 def left_out() -> list[str]:
-    """What every witness of the full profile is worth: AUC / AP_pix / Dice without it, mean over seeds."""
-    sets, lines = ("lgg_flair", "busi", "arc_t1_stroke", "nih_cxr"), []
-    for label in ("reshift", *(f"w/o {name}" for name in ("featured", "memory", "denoising", "symmetry", "overall"))):
-        line = ["all" if label == "reshift" else label]
-        for dataset in sets:
-            rows = select(read("reshift-before"), dataset=dataset, row=label)
-            values = [mean(rows, metric) for metric in ("image.auc", "pixel.ap", "pixel.dice")]
-            line.append(" / ".join(value for value in values if value != "–") + f" ({len(rows)})" if rows else "–")
+    """What every witness of the full profile is worth, in the state before."""
+    names = ("featured", "memory", "denoising", "symmetry", "overall")
+    return without(read("reshift-before"), {"all": "reshift", **{f"w/o {name}": f"w/o {name}" for name in names}})
+
+
+def left_out_quick() -> list[str]:
+    """What parts of the quick profile are worth, by its first seed."""
+    names = ("featured", "memory", "denoising", "tail", "exposure")
+    labels = {"all": "reshift, quick", **{f"w/o {name}": f"quick, w/o {name}" for name in names}}
+    return without(select(read("reshift"), seed="0"), labels)
+
+
+def without(rows: list[Row], labels: dict[str, str]) -> list[str]:
+    """AUC / AP_pix / Dice of some rows of the suite, mean over seeds."""
+    lines = []
+    for shown, label in labels.items():
+        line = [shown]
+        for dataset in SETS:
+            found = select(rows, dataset=dataset, row=label)
+            values = [mean(found, metric) for metric in ("image.auc", "pixel.ap", "pixel.dice")]
+            line.append(" / ".join(value for value in values if value != "–") + f" ({len(found)})" if found else "–")
         if set(line[1:]) != {"–"}:
             lines.append(line)
-    return table(" | ".join(["", *sets]), lines)
+    return table(" | ".join(["", *SETS]), lines)
 
 
 RESEARCH = {  # variant and combination of the witnesses
