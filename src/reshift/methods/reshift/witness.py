@@ -34,7 +34,7 @@ class Example(NamedTuple):
 class Witness(nn.Module):
     """The base of all witnesses: ``forward(seen, without)`` is its map ``(B, 1, H, W)``; larger means less like the normals."""
 
-    kind: str  # plain, featured, memory, denoising, tail, symmetry: of equal weight; overall has none in the heat-map
+    kind: str  # plain, featured, memory, denoising, tail, symmetry, or overall, which has no place in the heat-map
     network: str | None = None  # the feature network it uses
 
     def forward(self, seen: Seen, without: int | None = None) -> Tensor:
