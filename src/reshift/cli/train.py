@@ -53,10 +53,11 @@ def train(
         typer.echo(f"bundle: {bundle}")
 
 
-def _announce(detector: Any) -> None:
+def _announce(detector: Any, normals: Any) -> None:
+    from reshift.data.subjects import about_subjects
     from reshift.inference.features import summary
 
-    for line in filter(None, [summary(detector.feature_names), *detector.remarks()]):
+    for line in filter(None, [about_subjects(normals), summary(detector.feature_names), *detector.remarks()]):
         typer.echo(line, err=True)
 
 

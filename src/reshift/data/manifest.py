@@ -14,7 +14,9 @@ from reshift.config import nearest, read_json
 from reshift.data.archive import refuse_files_outside
 from reshift.data.cases import SPLITS, Case
 from reshift.data.layouts import detect
+from reshift.data.raster import SUFFIXES as RASTER
 from reshift.data.read import is_volume, list_inputs
+from reshift.data.subjects import named_subjects
 from reshift.errors import UserError
 
 COLUMNS = ("image", "mask", "subject", "label", "split", "note")
@@ -223,7 +225,7 @@ def _from_medianomaly(path: Path) -> list[Case]:
 
 
 def _from_folder(folder: Path, subject: str | None) -> list[Case]:
-    """Every image is a normal training image; each is its own subject unless the regex says otherwise."""
+    """Every image is a normal training image; its subject is what the regex finds, or what names tell, or the image itself."""
     inputs = list_inputs(folder)
     if not inputs:
         raise UserError(f"{folder}: no PNG, JPEG, TIFF, NIfTI or DICOM images in this folder")
@@ -234,10 +236,16 @@ def _from_folder(folder: Path, subject: str | None) -> list[Case]:
     except re.error as err:
         raise UserError(f"data.subject: '{subject}' is not a regular expression ({err})") from None
 
+    def name_of(path: Path) -> str:
+        return path.relative_to(folder).as_posix()
+
+    images = [name_of(path) for path, _ in inputs if path.name.lower().endswith(RASTER)]
+    named = (None if pattern else named_subjects(images)) or {}
+
     def subject_of(path: Path) -> str:
         found = pattern.search(path.name) if pattern else None
         if pattern and (found is None or not found.groups()):
             raise UserError(f"{path}: its name does not match data.subject '{subject}', or that has no (group)")
-        return found.group(1) if found else path.relative_to(folder).as_posix()
+        return found.group(1) if found else named.get(name_of(path), name_of(path))
 
-    return [Case(path.relative_to(folder).as_posix(), path, None, subject_of(path), 0, "train", "") for path, _ in inputs]
+    return [Case(name_of(path), path, None, subject_of(path), 0, "train", "") for path, _ in inputs]

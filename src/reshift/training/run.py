@@ -46,9 +46,14 @@ def resolve(method: str | None, profile: str, layers: Sequence[dict[str, Any]]) 
 
 
 def train_run(
-    config: Config, data: Path, out: Path, *, resume: bool = False, announce: Callable[[Detector], None] | None = None
+    config: Config,
+    data: Path,
+    out: Path,
+    *,
+    resume: bool = False,
+    announce: Callable[[Detector, Sequence[Case]], None] | None = None,
 ) -> Path:
-    """Train, calibrate and save ``out/bundle``; return its path. ``announce`` is told the detector before it learns."""
+    """Train, calibrate and save ``out/bundle``; return its path. ``announce`` is told who learns, and from which normals."""
     device = pick_device(config.train.device)
     with ExitStack() as lock:
         with ranks(device) as place:
@@ -65,7 +70,7 @@ def train_run(
             stamp: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": fingerprint([*kept, *held])}
             _claim(out, stamp, resume=resume)
             if announce is not None and place.rank == 0:
-                announce(detector)
+                announce(detector, [*kept, *held])
             barrier(place)  # or a late process would find the folder claimed by the first
             if (out / "bundle" / "config.json").exists():
                 return out / "bundle"

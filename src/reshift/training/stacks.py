@@ -10,6 +10,7 @@ from reshift.config import DataConfig
 from reshift.data.cases import Case
 from reshift.data.prepare import prepare
 from reshift.data.read import is_volume, read_image
+from reshift.data.subjects import subjects_by_name
 from reshift.inference.consensus import auto_sigma, stacks
 
 FAR = 4  # slices apart, and more: no longer alike
@@ -25,9 +26,12 @@ def choose_sigma(cases: Sequence[Case], listed: Sequence[Case], data: DataConfig
     """The σ of the consensus: 1 where the normals lie in stacks of close slices, else 0.
 
     ``cases`` are the images of what is ``listed`` in a manifest. Positions that come from file names alone count only if
-    neighbours look alike: numbers may also count visits.
+    neighbours look alike: numbers may also count visits. They do not count where names tell the subjects of a plain folder, for
+    new images in such a folder are judged one by one.
     """
     sigma = auto_sigma(cases)
+    if subjects_by_name(listed):
+        return 0.0
     by_name = data.position == "auto" and all(case.position is None and not is_volume(case.image) for case in listed)
     return 0.0 if sigma and by_name and not neighbours_look_alike(cases, data) else sigma
 
