@@ -35,6 +35,7 @@ from reshift.methods.reshift.denoising import Denoiser, noisy
 from reshift.methods.reshift.discriminator import Discriminator
 from reshift.methods.reshift.fusion import Fusion
 from reshift.methods.reshift.memory import Memory
+from reshift.methods.reshift.overall import ROWS as OVERALL_ROWS
 from reshift.methods.reshift.overall import Overall
 from reshift.methods.reshift.photometry import blur_and_noise, expose, mild_photometry, strong_photometry
 from reshift.methods.reshift.rules import decide
@@ -56,7 +57,6 @@ AFTERWARDS = {
     "map_share", "blur", "flips", "top", "spreads", "dmd",
 }  # fmt: skip
 PATCHES_EACH = 10  # a sample that takes so many patches of each normal needs no more normals to fill a memory from
-OVERALL_ROWS = 2048  # normals that are remembered as a whole
 QUICK = {
     "features": "embedded", "folds": 1, "mirror": False,
     "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
@@ -111,7 +111,7 @@ class Reshift(Detector):
             yield Tail(dark=s.polarity == "dark")
         elif kind == "overall":
             efficientnet_lite0()  # missing weights show now
-            yield Overall(EMBEDDED, VECTOR, s.folds, rows=OVERALL_ROWS)
+            yield Overall(EMBEDDED, VECTOR, s.folds)
         for name in s.networks if kind in PER_NETWORK else ():
             net = feature_net(name, "cpu")  # missing weights show now, not after reading the images
             maps = net.channels

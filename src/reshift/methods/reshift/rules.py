@@ -22,7 +22,7 @@ def decide(settings: ReshiftSettings, normals: Normals) -> dict[str, Any]:
     bright = normals.middle <= UNIFORM and normals.bright_side < 1.0
     values: dict[str, Any] = {
         "overall": "on" if whole else "off",
-        # The nearest of a few normals may be far by chance.
+        # Few normals do not say how normals vary as a whole, and odd ones among them set the threshold.
         "overall_share": round(OVERALL_SHARE * normals.images / (normals.images + FEW), 3),
         "symmetry": "on" if normals.symmetry >= MIN_SYMMETRY else "off",
         "polarity": "likely bright" if bright else "none",

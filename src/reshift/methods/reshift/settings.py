@@ -16,8 +16,8 @@ STRONG = ("tinyvit-sam", "dinov2-small")  # feature networks that find more than
 EMBEDDED = "efficientnet-lite0"
 NEED_FEATURES = ("featured", "memory", "overall", "symmetry")
 PER_NETWORK = ("featured", "memory", "symmetry")  # witnesses that there is one of for every feature network
-OVERALL_SHARE = 0.5  # with endless normals
-LIKELY = 1 / 3  # of the weight of a declared polarity
+OVERALL_SHARE = 0.8  # with endless normals
+LIKELY = 1 / 2  # of the weight of a declared polarity
 UNDECLARED = ("auto", "none")
 BY_RULE = ("overall", "symmetry")  # witnesses with a setting of their own
 
@@ -28,7 +28,7 @@ class ReshiftSettings(Frozen):
     witnesses: tuple[WitnessName, ...] = ("featured", "memory", "denoising")
     # Witnesses, or feature networks, that are trained but not heard: what each is worth, without training again.
     silent: tuple[str, ...] = ()
-    # bright or dark: lesions are known to be so; adds the witness "tail". likely bright: it has a third of its weight in the
+    # bright or dark: lesions are known to be so; adds the witness "tail". likely bright: it has half of its weight in the
     # heat-map, and no say of its own in the score. auto: that, where tissue is nearly uniform and its bright side is the shorter
     # one, as on FLAIR; else none.
     polarity: Literal["auto", "none", "likely bright", "bright", "dark"] = "auto"
@@ -75,7 +75,7 @@ class ReshiftSettings(Frozen):
     weights: Weights = Field({"featured": 4.0, "symmetry": 2.0, "tail": 6.0})
     score_weights: Weights = Field({})  # likewise in the score
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
-    # Of the witness "overall" in the image score, where it is asked. auto: half, but less where normals are few.
+    # Of the witness "overall" in the image score, where it is asked. auto: most, but less where normals are few.
     overall_share: AutoOrShare = "auto"
     flips: bool = True  # trained witnesses also judge the mirrored image
     top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
