@@ -82,6 +82,9 @@ class TrainConfig(Frozen):
     weight_decay: float = Field(0.01, ge=0.0, description="AdamW weight decay")
     schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate over each stage; cosine ends at 0")
     warmup: float = Field(0.0, ge=0.0, lt=1.0, description="share of each stage's steps in which the learning rate rises from 0")
+    patience: int = Field(
+        0, ge=0, description="updates without a fall of the loss on held-out normals by 1 % after which a stage ends; 0: never"
+    )
     clip: float = Field(1.0, ge=0.0, description="largest gradient norm; 0: no limit")
     amp: Literal["auto", "bf16", "off"] = Field("auto", description="auto: bf16 on CUDA, float32 on the CPU")
     graphs: bool = Field(True, description="on one GPU, record each kind of step as a CUDA graph and replay it")

@@ -33,7 +33,8 @@ def mahalanobis(x: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
     covariance = torch.cov(known.T, correction=0)
     covariance += RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.float64)
     away = x - known.mean(0)
-    return (away @ torch.linalg.inv(covariance) * away).sum(1).log().float()
+    distance: torch.Tensor = (away @ torch.linalg.inv(covariance) * away).sum(1).log().float()
+    return distance
 
 
 def test_its_distance_is_to_the_normals_that_its_fold_may_know() -> None:

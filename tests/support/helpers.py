@@ -76,7 +76,7 @@ def labelled(folder: Path, normal: int = 4, abnormal: int = 4) -> Path:
 
 def refused(outcome: Outcome, *words: object) -> str:
     """Check that a command ended in one line on stderr that holds every one of ``words``; return the line."""
-    lines = [line for line in outcome.err.splitlines() if not line.startswith("warning: ")]
+    lines = [line for line in outcome.err.splitlines() if not line.startswith(("warning: ", "note: "))]
     assert outcome.code == 2, outcome
     assert len(lines) == 1, outcome.err
     assert lines[0].startswith("reshift: ")

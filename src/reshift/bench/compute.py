@@ -131,7 +131,8 @@ def evaluate_cell(task: Task, spec: Spec, device: str) -> dict[str, Any]:
     metrics, refused = evaluate_with_report(
         model, tests, folder, spec.dataset, indices, observe, keep_arrays=kept, data_caveat=about
     )
-    updates = count_updates(bundle.detector, int(bundle.facts["images"]), bundle.config.train.batch)
+    planned = count_updates(bundle.detector, int(bundle.facts["images"]), bundle.config.train.batch)
+    updates = planned | bundle.facts.get("updates", {})  # a stage may have ended early
     cost = Cost(bundle.facts["seconds"], sum(updates.values()), model.images_per_second())
     return {
         **spec.record(), "status": "done", "error": None, "metrics": metrics, "refused": refused, "paired": paired.columns,
@@ -185,7 +186,7 @@ class TimedModel(Model):
 
 
 def count_updates(detector: Any, images: int, batch: int) -> dict[str, int]:
-    """Optimiser steps of each stage."""
+    """Optimiser steps of each stage, if none ends early."""
     per_epoch = math.ceil(images / min(batch, images))
     return {stage.name: stage.epochs * per_epoch if stage.steps is None else stage.steps for stage in detector.stages()}
 

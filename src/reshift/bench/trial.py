@@ -69,7 +69,8 @@ def measure(specs: Sequence[Spec], device: str) -> Rate:
     They differ in these only, and share a training.
     """
     spec = specs[0]
-    config = parse(Config, merge(training_config(spec, device).model_dump(), {"train": {"cache": "off", "tensorboard": False}}))
+    trial = {"cache": "off", "tensorboard": False, "patience": 0}
+    config = parse(Config, merge(training_config(spec, device).model_dump(), {"train": trial}))
     kept, _ = training_split(Path(spec.train_path), config)
     place = pick_device(device)
     source = TimedSource(kept[: batch_size(config.train.batch, len(kept), 1)], config, place)

@@ -58,7 +58,7 @@ def _announce(detector: Any, normals: Any) -> None:
     from reshift.inference.features import summary
 
     for line in filter(None, [about_subjects(normals), summary(detector.feature_names), *detector.remarks()]):
-        typer.echo(line, err=True)
+        typer.echo(f"note: {line}", err=True)
 
 
 def calibrate(

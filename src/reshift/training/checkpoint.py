@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from reshift.errors import UserError
 from reshift.system.files import atomic_bytes
+from reshift.training.flat import Lowest
 
 
 class Position(NamedTuple):
@@ -20,6 +21,8 @@ class Position(NamedTuple):
     stage: int = 0
     step: int = 0
     seconds: float = 0.0  # of training so far, over all resumes
+    updates: tuple[int, ...] = ()  # of every finished stage
+    lowest: Lowest = Lowest()  # loss of this stage on held-out normals
 
 
 def save_checkpoint(path: Path, module: nn.Module, optimisers: Sequence[torch.optim.Optimizer], position: Position) -> None:
@@ -36,7 +39,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Position]:
     """Read back what ``save_checkpoint`` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
-            position = Position(*json.loads(file.metadata()["position"]))
+            stage, step, seconds, *new = json.loads(file.metadata()["position"])
+            updates, lowest = new or [(), ()]  # a checkpoint from before stages could end early
+            position = Position(stage, step, seconds, tuple(updates), Lowest(*lowest))
             return {name: file.get_tensor(name) for name in file.keys()}, position  # noqa: SIM118 (not a dict)
     except (SafetensorError, KeyError, TypeError, ValueError) as err:
         raise UserError(f"{path}: damaged checkpoint ({err}); delete the run's folder and start again") from None

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reshift.config import Config, TrainConfig
+from reshift.config import Config
+from reshift.data.cases import Case
 from reshift.data.source import Source, folds
 from reshift.errors import Stopped, UserError
 from reshift.kernels import accelerate
@@ -26,8 +27,9 @@ from reshift.system.device import AsyncCopy, Rank, device_scope, to_device
 from reshift.system.progress import progress
 from reshift.system.signals import ending_signals
 from reshift.training.checkpoint import Position, load_checkpoint, restore_model, restore_optimiser, save_checkpoint
+from reshift.training.flat import HeldOut, Watch
 from reshift.training.log import RunLog
-from reshift.training.stage_cache import Identity, identity, load_stage, save_stage
+from reshift.training.stage_cache import Identity, StageCost, identity, load_stage, save_stage
 from reshift.training.step import Trained, after_step, learning_rate, make_optimisers, one_step, set_learning_rate
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -43,19 +45,26 @@ class _Run(NamedTuple):
     folder: Path
     rank: Rank
     log: RunLog
+    held: HeldOut | None  # where stages may end early
 
 
-def fit(detector: Detector, source: Source, config: Config, folder: Path, rank: Rank, data: str = "") -> float:
-    """Train every stage, from ``folder``'s checkpoint if there is one; return the seconds it took, over all resumes.
+def fit(
+    detector: Detector, source: Source, config: Config, folder: Path, rank: Rank, data: str = "", held: Sequence[Case] = ()
+) -> Position:
+    """Train every stage, from ``folder``'s checkpoint if there is one; return the seconds and updates it took, over all resumes.
 
     The result does not depend on interruptions: on the CPU it is the same to the bit. ``data`` is the fingerprint of the
-    images; with it, stages that another run has trained are loaded from the cache, and their seconds are counted.
+    images; with it, stages that another run has trained are loaded from the cache, and their seconds are counted. ``held`` are
+    the normals that tell when to end a stage (``train.patience``).
     """
     with device_scope(source.device):
-        return _fit(detector, source, config, folder, rank, data)
+        kept_back = HeldOut(held, config, source.device) if config.train.patience else None
+        return _fit(detector, source, config, folder, rank, data, kept_back)
 
 
-def _fit(detector: Detector, source: Source, config: Config, folder: Path, rank: Rank, data: str) -> float:
+def _fit(
+    detector: Detector, source: Source, config: Config, folder: Path, rank: Rank, data: str, held: HeldOut | None
+) -> Position:
     module = accelerate(to_device(detector, source.device), source.device)
     batch = batch_size(config.train.batch, len(source), rank.world)
     tensors, position = load_checkpoint(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else ({}, Position())
@@ -63,26 +72,26 @@ def _fit(detector: Detector, source: Source, config: Config, folder: Path, rank:
         restore_model(module, tensors)
     with RunLog(folder, config.train.tensorboard, active=rank.rank == 0) as log, _stop_signals() as stopped:
         log.rewind(position)
-        run = _Run(module, source, batch, config, folder, rank, log)
+        run = _Run(module, source, batch, config, folder, rank, log, held)
         stages = detector.stages()
         for number, stage in list(enumerate(stages))[position.stage :]:
             cached = _stage_identity(run, stages[: number + 1], data)
-            if position.step or not _load_cached(run, stage, cached):
-                _train_stage(run, number, stage, position.step, tensors, stopped)
-                _save_cached(run, cached)
-            position, tensors = Position(number + 1, 0, log.seconds), {}
+            updates = None if position.step else _load_cached(run, stage, cached)
+            if updates is None:
+                updates = _train_stage(run, stage, position, tensors, stopped)
+                _save_cached(run, cached, updates)
+            position, tensors = Position(number + 1, 0, log.seconds, (*position.updates, updates)), {}
             _save(run, (), position)
     module.eval().requires_grad_(False)
-    return log.seconds
+    return position._replace(seconds=log.seconds)
 
 
-def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict[str, Tensor], stopped: Event) -> None:
-    config, rank = run.config.train, run.rank
-    total = stage.epochs * math.ceil(len(run.source) / run.batch) if stage.steps is None else stage.steps
+def _train_stage(run: _Run, stage: Stage, position: Position, tensors: dict[str, Tensor], stopped: Event) -> int:
+    """Train a stage from ``position``, and return its updates."""
+    config, rank, number, first, total = run.config.train, run.rank, position.stage, position.step, _all_updates(run, stage)
     groups = folds(run.source.cases, stage.folds, run.config.seed)
-    trained = _prepare(stage, run.module, run.source, groups, config, fresh=first == 0)
-    for i, pair in enumerate(trained if first else ()):
-        restore_optimiser(pair.optimiser, i, tensors)
+    trained = _prepare(run, stage, groups, first, tensors)
+    watch = Watch(run.held, stage, trained, (run.config.seed, number), position.lowest)
     step = Step(torch.Generator(run.source.device), rank.rank, rank.world)
     recorder = Recorder(step.generator, enabled=config.graphs and rank.world == 1)
     lr = partial(learning_rate, config, total)
@@ -97,20 +106,29 @@ def _train_stage(run: _Run, number: int, stage: Stage, first: int, tensors: dict
             if pending is not None:  # log the step before, while this one runs
                 advance(0, pending())
             after_step(due, step)
+            looked = watch.look(index + 1)
             stop = _any_rank(stopped.is_set(), index, run)
             save = stop or _any_rank(time.monotonic() - saved >= config.checkpoint_seconds, index, run)
-            last = index + 1 == total
-            logged = index % config.log_every == 0 or last or save
-            pending = _log(run, stage, index, total, logs, lr(index)) if logged else None
+            last = index + 1 == total or watch.flat(index + 1)
+            logged = index % config.log_every == 0 or last or save or looked
+            pending = _log(run, stage, index, total, {**logs, **looked}, lr(index)) if logged else None
             if pending is not None and (last or save):
                 advance(0, pending())
                 pending = None
             if save and not last:
-                _save(run, [pair.optimiser for pair in trained], Position(number, index + 1, run.log.seconds))
+                here = position._replace(step=index + 1, seconds=run.log.seconds, lowest=watch.lowest)
+                _save(run, [pair.optimiser for pair in trained], here)
                 saved = time.monotonic()
             if stop:
                 raise Stopped(f"stopped after step {index + 1} of {total} of stage '{stage.name}'; --resume continues from here")
             advance()
+            if last:
+                return index + 1
+    return total
+
+
+def _all_updates(run: _Run, stage: Stage) -> int:
+    return stage.epochs * math.ceil(len(run.source) / run.batch) if stage.steps is None else stage.steps
 
 
 @contextmanager
@@ -133,20 +151,21 @@ def _stop_signals() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def _prepare(
-    stage: Stage, module: nn.Module, source: Source, groups: Sequence[Sequence[int]], config: TrainConfig, *, fresh: bool
-) -> list[Trained]:
-    """Freeze what this stage does not train, run its ``begin``, and make one AdamW per objective."""
-    module.eval().requires_grad_(False)
-    if fresh and stage.begin is not None:
+def _prepare(run: _Run, stage: Stage, groups: Sequence[Sequence[int]], first: int, tensors: dict[str, Tensor]) -> list[Trained]:
+    """Freeze what this stage does not train, run its ``begin``, and make one AdamW per objective, or take up those saved."""
+    run.module.eval().requires_grad_(False)
+    if first == 0 and stage.begin is not None:
         with torch.no_grad():
             for k, group in enumerate(groups):
                 chosen = evenly(group, stage.begin_images and max(1, stage.begin_images // len(groups)))
-                stage.begin(source.batches(chosen), *([k] if len(groups) > 1 else []))
+                stage.begin(run.source.batches(chosen), *([k] if len(groups) > 1 else []))
     for objective in stage.objectives:
         for part in objective.modules:
             part.train().requires_grad_(True)
-    return make_optimisers(stage.objectives, module, config, source.device)
+    trained = make_optimisers(stage.objectives, run.module, run.config.train, run.source.device)
+    for i, pair in enumerate(trained if first else ()):
+        restore_optimiser(pair.optimiser, i, tensors)
+    return trained
 
 
 def evenly(group: Sequence[int], most: int | None) -> Sequence[int]:
@@ -232,32 +251,32 @@ def _stage_identity(run: _Run, stages: Sequence[Stage], data: str) -> Identity |
     """
     if not data or run.rank.world > 1 or any(stage.decided_by is None for stage in stages):
         return None
-    deciding = ("lr", "weight_decay", "schedule", "warmup", "clip", "amp")
+    deciding = {"lr", "weight_decay", "schedule", "warmup", "clip", "amp"} | ({"patience"} if run.held else set())
     return identity(
         run.module,
         data=data,
         seed=run.config.seed,
         # What decides nothing that is learned is left out.
         images=run.config.data.model_dump(exclude={"memory_gb", "consensus", "slice_mm", "position", "max_pixels"}),
-        train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=set(deciding)),
+        train={"batch": run.batch, "device": run.source.device.type} | run.config.train.model_dump(include=deciding),
         stages=[[s.name, s.epochs, s.steps, s.folds, s.begin_images, dict(s.decided_by or {})] for s in stages],
     )
 
 
-def _load_cached(run: _Run, stage: Stage, identified: Identity | None) -> bool:
-    """Load a stage from the cache, if another run has saved it there."""
+def _load_cached(run: _Run, stage: Stage, identified: Identity | None) -> int | None:
+    """Load a stage from the cache, if another run has saved it there, and return its updates."""
     folder = cache_folder(run.config.train.cache)
-    if identified is None or folder is None or (seconds := load_stage(folder, identified, run.module)) is None:
-        return False
-    run.log.before += max(0.0, seconds - run.log.seconds)
+    if identified is None or folder is None or (cost := load_stage(folder, identified, run.module)) is None:
+        return None
+    run.log.before += max(0.0, cost.seconds - run.log.seconds)
     run.log.write({"stage": stage.name, "cached": identified.key})
-    return True
+    return _all_updates(run, stage) if cost.updates is None else cost.updates
 
 
-def _save_cached(run: _Run, identified: Identity | None) -> None:
+def _save_cached(run: _Run, identified: Identity | None, updates: int) -> None:
     folder = cache_folder(run.config.train.cache)
     if identified is not None and folder is not None:
-        save_stage(folder, identified, run.module, run.log.seconds)
+        save_stage(folder, identified, run.module, StageCost(run.log.seconds, updates))
 
 
 def _save(run: _Run, optimisers: Sequence[torch.optim.Optimizer], position: Position) -> None:

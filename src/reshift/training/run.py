@@ -22,12 +22,15 @@ from reshift.methods.detector import Detector
 from reshift.system.device import barrier, pick_device, ranks
 from reshift.system.files import atomic_json, create_output_folder, remove_temporary_files
 from reshift.system.lock import locked
+from reshift.training.checkpoint import Position
+from reshift.training.flat import check_patience
 from reshift.training.level import choose_level
 from reshift.training.log import check_tensorboard
 from reshift.training.loop import CHECKPOINT, fit
 from reshift.training.normals import describe
 from reshift.training.stacks import choose_sigma
 
+Announce = Callable[[Detector, Sequence[Case]], None]  # told who learns, and from which normals
 MIN_IMAGES = 8  # fewer normals cannot be learned from, let alone calibrated with
 
 
@@ -45,15 +48,8 @@ def resolve(method: str | None, profile: str, layers: Sequence[dict[str, Any]]) 
     return config.model_copy(update={"model": settings.model_dump(mode="json")})
 
 
-def train_run(
-    config: Config,
-    data: Path,
-    out: Path,
-    *,
-    resume: bool = False,
-    announce: Callable[[Detector, Sequence[Case]], None] | None = None,
-) -> Path:
-    """Train, calibrate and save ``out/bundle``; return its path. ``announce`` is told who learns, and from which normals."""
+def train_run(config: Config, data: Path, out: Path, *, resume: bool = False, announce: Announce | None = None) -> Path:
+    """Train, calibrate and save ``out/bundle``; return its path."""
     device = pick_device(config.train.device)
     with ExitStack() as lock:
         with ranks(device) as place:
@@ -62,6 +58,7 @@ def train_run(
             check_tensorboard(wanted=config.train.tensorboard)
             learned = [case for case in load_cases(data, config.data.subject) if case.split != "test"]
             kept, held = split_normals(expand_volumes(learned, config.data), config, data)
+            check_patience(config.train, held)
             config = _with_choices(config, detector, kept)  # the bundle says what it does
             detector = build(config)
             create_output_folder(out)
@@ -79,14 +76,13 @@ def train_run(
             if place.rank == 0:
                 remove_temporary_files(out)
                 atomic_json(out / "run.json", stamp)
-            seconds = fit(detector, source, config, out, place, stamp["data"])
+            end = fit(detector, source, config, out, place, stamp["data"], held)
             if place.rank > 0:
                 return out / "bundle"
         config = _with_consensus(config, detector, [*kept, *held], learned)
-        facts = _facts(data, kept, held, stamp["data"], seconds)
+        facts = {**_facts(data, kept, held), "data": stamp["data"], **_cost(detector, end)}
         model = Model(Bundle(detector, config, None, facts, ""), config.train.device)
-        calibration = calibrate(model, kept, held)
-        save_bundle(out / "bundle", detector, config, calibration, facts)
+        save_bundle(out / "bundle", detector, config, calibrate(model, kept, held), facts)
         (out / CHECKPOINT).unlink(missing_ok=True)  # the bundle has the weights; the moments are of no more use
     return out / "bundle"
 
@@ -158,15 +154,20 @@ def _first_change(before: dict[str, Any], now: dict[str, Any], prefix: str = "")
     return None
 
 
-def _facts(data: Path, kept: Sequence[Case], held: Sequence[Case], digest: str, seconds: float) -> dict[str, Any]:
+def _facts(data: Path, kept: Sequence[Case], held: Sequence[Case]) -> dict[str, Any]:
     folder = data if data.is_dir() else data.parent
     return {
         "dataset": folder.resolve().name,
         "images": len(kept),
         "subjects": len({case.subject for case in kept}),
         "held_out_images": len(held),
-        "data": digest,
-        "seconds": round(seconds, 1),
         "date": datetime.now(UTC).date().isoformat(),
         "reshift": __version__,
     }
+
+
+def _cost(detector: Detector, end: Position) -> dict[str, Any]:
+    """What training took. A run that an older version began does not know the updates of its first stages."""
+    names = [stage.name for stage in detector.stages()]
+    known = len(names) == len(end.updates)
+    return {"seconds": round(end.seconds, 1), "updates": dict(zip(names, end.updates, strict=True)) if known else {}}

@@ -28,6 +28,13 @@ class Identity(NamedTuple):
     key: str
 
 
+class StageCost(NamedTuple):
+    """What a run had spent when the stage was done."""
+
+    seconds: float
+    updates: int | None  # of the stage; None: as many as its settings say
+
+
 def identity(module: nn.Module, **facts: Any) -> Identity:
     """Identify a stage by ``facts`` and by the names and shapes of the weights it leaves."""
     shapes = {name: list(value.shape) for name, value in module.state_dict().items()}
@@ -36,8 +43,8 @@ def identity(module: nn.Module, **facts: Any) -> Identity:
     return Identity(json.loads(text), hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
 
-def load_stage(folder: Path, wanted: Identity, module: nn.Module) -> float | None:
-    """Put the stage's weights into ``module`` and return the seconds its training took; None where there is no such stage."""
+def load_stage(folder: Path, wanted: Identity, module: nn.Module) -> StageCost | None:
+    """Put the stage's weights into ``module`` and return what its training took; None where there is no such stage."""
     path = folder / f"{wanted.key}.safetensors"
     try:
         if not path.is_file():
@@ -50,15 +57,15 @@ def load_stage(folder: Path, wanted: Identity, module: nn.Module) -> float | Non
             if (other := _first_difference(about["facts"], wanted.facts)) is not None:
                 raise UserError(f"{path}: a cached stage of another config ({other}); delete it, or set train.cache=off")
             module.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (not a dict)
-            return float(about["seconds"])
+            return StageCost(float(about["seconds"]), about.get("updates"))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as err:
         raise UserError(f"{path}: damaged cached stage ({str(err).splitlines()[0]}); delete it, or set train.cache=off") from None
 
 
-def save_stage(folder: Path, made: Identity, module: nn.Module, seconds: float) -> None:
+def save_stage(folder: Path, made: Identity, module: nn.Module, cost: StageCost) -> None:
     """Keep a finished stage for others. Where that fails, a warning says so: the run itself does not need the cache."""
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
-    about = json.dumps({"facts": made.facts, "seconds": seconds})
+    about = json.dumps({"facts": made.facts, **cost._asdict()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         atomic_bytes(folder / f"{made.key}.safetensors", save(weights, metadata={"about": about}))

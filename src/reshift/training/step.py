@@ -83,8 +83,7 @@ def one_step(due: Sequence[Trained], x: Tensor, step: Step, config: TrainConfig)
         each.optimiser.zero_grad(set_to_none=True)
         if each.bf16:
             each.bf16.zero_grad()
-        with precision(x.device, config.amp), each.bf16.in_use() if each.bf16 else nullcontext():
-            losses = each.objective.loss(x, step)
+        losses = losses_of(each, x, step, config)
         with overlap_weight_gradients(x):
             losses["loss"].backward()
         norm = each.fused.step(config.clip) if each.fused else _plain_step(each, step.world, config.clip)
@@ -92,6 +91,12 @@ def one_step(due: Sequence[Trained], x: Tensor, step: Step, config: TrainConfig)
             logs["gradient"] = norm
         logs |= {name: value.detach() for name, value in losses.items()}
     return logs
+
+
+def losses_of(each: Trained, x: Tensor, step: Step, config: TrainConfig) -> dict[str, Tensor]:
+    """What an objective says of a batch, in the precision of the training."""
+    with precision(x.device, config.amp), each.bf16.in_use() if each.bf16 else nullcontext():
+        return each.objective.loss(x, step)
 
 
 def after_step(due: Sequence[Trained], step: Step) -> None:
