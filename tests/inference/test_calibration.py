@@ -44,6 +44,14 @@ def test_with_one_image_per_subject_the_image_threshold_is_weibulls_quantile(sco
     assert found.owners == ()
 
 
+def test_the_papers_image_threshold_is_numpys_quantile_whoever_the_images_are_of() -> None:
+    scores, subjects = [float(i) for i in range(32)], [f"{i // 4}" for i in range(32)]
+    found = reference(scores, subjects, _pixels([0.0, 1.0]), CalibrateConfig(), plain=True)
+    assert found is not None
+    assert found.image_threshold == pytest.approx(np.quantile(scores, 0.95))
+    assert sum(score > found.image_threshold for score in scores) == 2  # 5 % of 32, and not the highest only
+
+
 def test_the_pixel_threshold_is_numpys_quantile() -> None:
     maps = np.abs(np.random.default_rng(0).normal(size=(10, 128, 128))).astype(np.float32)
     histogram = PixelHistogram()

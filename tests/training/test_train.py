@@ -16,7 +16,6 @@ from helpers import TINY_DMD, Cli
 from safetensors.torch import load_file
 
 from reshift.config import Config, DataConfig
-from reshift.data.cases import Case
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.data.source import Source
@@ -275,13 +274,3 @@ def test_hold_out_keeps_subjects_apart(trained: Path) -> None:
     assert (facts["images"], facts["held_out_images"]) == (24, 8)
     assert calibration["held_out"]["images"] == 8
     assert calibration["training"]["images"] == 24
-
-
-def test_a_val_split_is_the_held_out_set(tmp_path: Path) -> None:
-    manifest = write_phantom(tmp_path / "data", train=16, test_normal=0, test_abnormal=0, size=32, slices=2)
-    rows = manifest.read_text().splitlines()
-    manifest.write_text("\n".join([rows[0], *(row.replace(",train,", ",val,") for row in rows[1:7]), *rows[7:]]) + "\n")
-    cases: list[Case] = load_cases(manifest)
-    assert sum(case.split == "val" for case in cases) == 6
-    bundle = train_run(config(model={"stage1_epochs": 1, "stage2_epochs": 1}), manifest, tmp_path / "run")
-    assert json.loads((bundle / "calibration.json").read_text())["held_out"]["images"] == 6

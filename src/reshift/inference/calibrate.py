@@ -50,11 +50,10 @@ class NormalScores(NamedTuple):
         rows = self.scores + other.scores, self.subjects + other.subjects
         return NormalScores(*rows, self.pixels, self.shares, descriptors, self.empty + other.empty, features)
 
-    def reference(self, model: Model) -> Reference | None:
-        """Thresholds and p-values; None without images."""
-        own = model.detector.pixel_threshold
-        settings = model.bundle.config.calibrate
-        return reference(self.scores, self.subjects, self.pixels, settings, shares=self.shares, pixel_threshold=own)
+    def reference(self, model: Model, *, plain: bool = False) -> Reference | None:
+        """Thresholds and p-values; None without images. ``plain``: by the paper's rule."""
+        own, settings = model.detector.pixel_threshold, model.bundle.config.calibrate
+        return reference(self.scores, self.subjects, self.pixels, settings, shares=self.shares, pixel_threshold=own, plain=plain)
 
 
 class UnseenNormals(NamedTuple):
@@ -77,7 +76,7 @@ def calibrate(model: Model, kept: Sequence[Case], held: Sequence[Case]) -> Calib
         pixel_quantile=settings.pixel_quantile,
         default=settings.reference,
         held_out=reduce(NormalScores.join, found).reference(model) if found else None,
-        training=learned.reference(model),
+        training=learned.reference(model, plain=True),
         acquisition=acquisition,
         smallest_tissue=_smallest_tissue([*found, learned]),
     )

@@ -152,8 +152,12 @@ def reference(
     *,
     shares: SubjectShares | None = None,
     pixel_threshold: float | None = None,
+    plain: bool = False,
 ) -> Reference | None:
-    """Summarise the scores and pixels of some normals; None when there are none. ``pixel_threshold`` is the method's own."""
+    """Summarise the scores and pixels of some normals; None when there are none. ``pixel_threshold`` is the method's own.
+
+    ``plain``: the image threshold is the quantile of all images, as in the paper, whoever they are of.
+    """
     quantile = pixels.quantile(config.pixel_quantile)
     if not scores or quantile is None:
         return None
@@ -163,10 +167,11 @@ def reference(
     order = np.lexsort((numbers, np.asarray(scores)))
     ordered, owners = np.asarray(scores, dtype=np.float64)[order], numbers[order].astype(np.intp)
     pixel = quantile if pixel_threshold is None else pixel_threshold
-    share = pixels.share_above(pixel)
+    share, wanted = pixels.share_above(pixel), config.image_quantile
+    threshold = float(np.quantile(ordered, wanted)) if plain else image_threshold(ordered, owners, 1.0 - wanted)
     return Reference(
         images=len(scores),
-        image_threshold=image_threshold(ordered, owners, 1.0 - config.image_quantile),
+        image_threshold=threshold,
         pixel_threshold=pixel,
         quantile_threshold=quantile,
         pixel_share=share,

@@ -108,11 +108,15 @@ def _with_consensus(config: Config, detector: Detector, cases: Sequence[Case], l
 
 
 def split_normals(cases: Sequence[Case], config: Config, data: Path) -> tuple[list[Case], list[Case]]:
-    """Training normals and held-out normals: the manifest's val split if it has one, else a share of the subjects."""
-    train = [case for case in cases if case.split == "train"]
+    """Training normals and held-out normals: the manifest's val split if it has one, else a share of the subjects.
+
+    The paper learns from all normals and takes thresholds from them; who asks for that has no use for a val split.
+    """
+    train, val = ([case for case in cases if case.split == split] for split in ("train", "val"))
+    if config.data.holdout == 0 and config.calibrate.reference == "training":
+        train, val = [*train, *val], []
     if len(train) < MIN_IMAGES:
         raise UserError(f"{data}: {len(train)} normal training image(s); give it at least {MIN_IMAGES}")
-    val = [case for case in cases if case.split == "val"]
     if val:
         return train, val
     share = held_out_share(train, config.data.holdout)

@@ -11,7 +11,7 @@ from reshift.evaluation.metrics.table import Metric
 RULES = {"training": "training normals", "held-out": "unseen normals"}
 RULES_NOTE = (
     "P95 of the images and P99.5 of the pixels of training normals is the paper's rule; ours takes normals that were not learned "
-    "from. A model that learned from all normals has none, unless it is cross-fitted: the rows that say so left a fifth out."
+    "from. A model that learned from all normals has none, unless it is cross-fitted: the rows that say so held some out."
 )
 SCORES_NOTE = (
     "The other tables use the method's own image score. It is the mean of the heat-map for all methods but DMD (its classifier), "
