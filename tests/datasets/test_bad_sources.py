@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,11 @@ def test_every_image_of_busi_is_prepared_left_out_or_refused(run_cli: Cli, tmp_p
     trees.mask(folder / "malignant/malignant (9)_mask.png", (2, 10, 20, 30))  # without its image
     shutil.copy(folder / "normal/normal (1).png", folder / "normal (1).png")  # twice
     trees.write_image(folder / "normal/Normal 12.png", 12)  # renamed by somebody
+    trees.write_image(folder / "normal/normal (60).jpg", 60)
     done = run_cli("prepare", "busi", "--source", source, "--out", tmp_path / "out", "--size", SIZE)
     assert done.code == 3
-    assert "1 PNGs have no BUSI name and are not used, the first: Dataset_BUSI_with_GT/normal/Normal 12.png" in done.err
+    strange = "2 images are not named as BUSI's PNGs are and are not used, the first: Dataset_BUSI_with_GT/normal/Normal 12.png"
+    assert strange in done.err
     assert "cases: 20 found = 14 prepared, 1 left out by rules, 5 refused" in done.out  # 18 images, an orphan and a copy
     skipped = facts_of(tmp_path / "out")["skipped"]
     start = "Dataset_BUSI_with_GT"
@@ -139,3 +142,83 @@ def test_a_brats_file_in_two_folders_is_reported(run_cli: Cli, tmp_path: Path) -
     assert done.code == 3
     assert "BraTS2021_00002_flair.nii.gz: exists twice" in done.err
     assert facts_of(tmp_path / "out")["cases"] == {"found": 5, "prepared": 4, "left_out": 0, "refused": 1}
+
+
+@pytest.mark.parametrize(("dataset", "tree", "file"), [("wmh", trees.wmh, "pre/FLAIR.nii.gz"), ("ixi", trees.ixi, "T1.nii.gz")])
+def test_a_case_in_two_folders_is_reported_with_both(
+    run_cli: Cli, tmp_path: Path, dataset: str, tree: Callable[[Path], Path], file: str
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(tree(source / "a"), source / "b")
+    done = run_cli("prepare", dataset, "--source", source, "--out", tmp_path / "out", "--size", SIZE)
+    assert done.code == 3
+    for line in facts_of(tmp_path / "out")["skipped"]:
+        first, second = line.partition("exists twice, ")[2].removesuffix(" is not; remove one").split(" is used and ")
+        assert first.startswith("a/")
+        assert first.endswith(file)
+        assert second == f"b/{first[2:]}"
+
+
+def test_brats_pngs_lie_in_one_folder(run_cli: Cli, tmp_path: Path) -> None:
+    root, out = tmp_path / "MedIAnomaly-Data", tmp_path / "out"
+    command = ("prepare", "brats2021", "--out", out, "--size", SIZE, "--source")
+    trees.medianomaly_brats(root / "BraTS2021")
+    trees.write_image(root / "Camelyon16/train/c.png", 900)
+    refused(run_cli(*command, root), "2 folders hold PNGs", "(BraTS2021, Camelyon16)", "BraTS2021 has all of MedIAnomaly's")
+    assert not out.exists()
+    shutil.copytree(root / "BraTS2021", root / "copy")
+    refused(run_cli(*command, root), "(BraTS2021, Camelyon16, copy)", "give the folder of one")
+    shutil.rmtree(root / "copy")
+    (root / "BraTS2021/train").rename(root / "train")  # no folder has them all
+    refused(run_cli(*command, root), "no BraTS 2021 here")
+    (root / "train").rename(root / "BraTS2021/train")
+    shutil.rmtree(root / "Camelyon16")
+    assert run_cli(*command, root).code == 0
+    assert len(load_cases(out)) == 11
+
+
+@pytest.mark.parametrize(
+    ("dataset", "tree", "name"),
+    [
+        ("busi", trees.busi, "Dataset_BUSI_with_GT/malignant/malignant (2)_mask.png"),
+        ("brats2021", trees.medianomaly_brats, "test/annotation/BraTS2021_00201_seg_71.png"),
+    ],
+)
+def test_a_lesion_whose_mask_is_empty_is_refused(
+    run_cli: Cli, tmp_path: Path, dataset: str, tree: Callable[[Path], Path], name: str
+) -> None:
+    source = tree(tmp_path / "source")
+    trees.mask(source / name, None)
+    done = run_cli("prepare", dataset, "--source", source, "--out", tmp_path / "out", "--size", SIZE)
+    assert done.code == 3
+    [line] = facts_of(tmp_path / "out")["skipped"]
+    assert line.startswith(f"{name}: the mask is empty")
+
+
+def test_vindr_knows_lists_of_other_forms(run_cli: Cli, tmp_path: Path) -> None:
+    root = tmp_path / "MedIAnomaly-Data"
+    trees.medianomaly_vindr(root / "VinCXR")
+    (root / "Camelyon16").mkdir()
+    other, command = root / "Camelyon16/data.json", ("prepare", "vindr", "--out", tmp_path / "out", "--source")
+    for text in ('{"train": ["a"], "test": ["b"]}', '{"train": {"0": []}, "test": {"0": [], "1": []}}'):
+        other.write_text(text)
+        refused(run_cli(*command, root), "2 data.json (Camelyon16/data.json, VinCXR/data.json)", "VinCXR is VinDr's")
+    refused(run_cli(*command, other.parent), other, "lists no images")
+
+
+@pytest.mark.parametrize("text", ["image_id\n".encode("utf-16"), b"image_id," + b"x" * 200_000 + b"\n"])
+def test_a_label_table_that_is_no_csv_is_one_line(run_cli: Cli, tmp_path: Path, text: bytes) -> None:
+    source = trees.vindr(tmp_path / "source", normals=2, abnormals=1)
+    (source / "train.csv").write_bytes(text)
+    done = run_cli("prepare", "vindr", "--source", source, "--out", tmp_path / "out")
+    refused(done, source / "train.csv", "not a CSV file", "UTF-8")
+
+
+def test_images_of_the_table_without_dicom_are_counted(run_cli: Cli, tmp_path: Path) -> None:
+    source = trees.vindr(tmp_path / "source")
+    for i in (3, 12):
+        (source / "train" / f"{trees.image_id(i)}.dicom").unlink()
+    done = run_cli("prepare", "vindr", "--source", source, "--out", tmp_path / "out", "--size", SIZE)
+    assert done.code == 0
+    assert "2 of 14 images of train.csv have no DICOM in train/ and are not used" in done.err
+    assert facts_of(tmp_path / "out")["cases"]["prepared"] == 12

@@ -18,9 +18,11 @@ from reshift.datasets.plan import (
     split_subjects,
 )
 from reshift.datasets.samples import AREA_RULE, SLICE_RULES, cut_slices, load_labelled_volume, read_square_image, slices_every
+from reshift.errors import UserError
 
 CASES = 1251
 MEDIANOMALY = {"train": 4211, "test/normal": 828, "test/tumor": 1948}
+ANNOTATION = "test/annotation"
 STEP = 10.0  # millimetres between slices; neighbouring slices are almost the same image
 NAME = re.compile(r"^((?P<old>BraTS2021_\d{5})_(flair|seg)|(?P<new>BraTS-GLI-\d{5})-\d{3}-(t2f|seg))\.nii(\.gz)?$")
 LAYOUTS = (
@@ -86,16 +88,27 @@ def _only_normals(split: str) -> Callable[[int], str | None]:
     return lambda label: split if split == "test" or not label else None
 
 
-def _medianomaly(tree: list[Path], source: Path, settings: Settings) -> Plan:
-    folders: dict[str, list[Path]] = {name: [] for name in (*MEDIANOMALY, "test/annotation")}
-    for path in tree:
-        folder = path.parent.as_posix()
-        for name, members in folders.items():
-            if path.suffix.lower() == ".png" and f"/{folder}".endswith(f"/{name}"):
-                members.append(path)
-    if not all(folders[name] for name in MEDIANOMALY):
+def _medianomaly_folders(tree: list[Path], source: Path) -> dict[str, list[Path]]:
+    """The PNGs by folder. Other data sets have a ``train`` folder, too, so all must be below one."""
+    homes = dict[Path, dict[str, list[Path]]]()
+    for path in (path for path in tree if path.suffix.lower() == ".png"):
+        for name in (*MEDIANOMALY, ANNOTATION):
+            home = path.parent.parent if "/" not in name else path.parent.parent.parent
+            if path.parent == home / name:
+                homes.setdefault(home, {key: [] for key in (*MEDIANOMALY, ANNOTATION)})[name].append(path)
+    whole = [home for home, folders in homes.items() if all(folders[name] for name in MEDIANOMALY)]
+    if not whole:
         raise not_found_error(source, "BraTS 2021", LAYOUTS, tree)
-    masks = {path.name: path for path in folders["test/annotation"]}
+    if len(homes) > 1:
+        names = ", ".join(home.as_posix() for home in homes)
+        which = f"{whole[0].as_posix()} has all of MedIAnomaly's BraTS 2021" if len(whole) == 1 else "give the folder of one"
+        raise UserError(f"{source}: {len(homes)} folders hold PNGs in train/ or test/ ({names}); --source must hold one, {which}")
+    return homes[whole[0]]
+
+
+def _medianomaly(tree: list[Path], source: Path, settings: Settings) -> Plan:
+    folders = _medianomaly_folders(tree, source)
+    masks = {path.name: path for path in folders[ANNOTATION]}
     tested = {_png_subject(path) for name in ("test/normal", "test/tumor") for path in folders[name]}
     cases, problems = list[SourceCase](), list[str]()
     for name in MEDIANOMALY:
@@ -112,7 +125,7 @@ def _medianomaly(tree: list[Path], source: Path, settings: Settings) -> Plan:
             convert = partial(_image, source / path, source / mask if mask else None, split, name, settings)
             cases.append(SourceCase(key, _png_subject(path), (path, *([mask] if mask else [])), partial(convert, key=key)))
     used = {case.files[-1] for case in cases}
-    problems += [f"{p.as_posix()}: an annotation without its image" for p in folders["test/annotation"] if p not in used]
+    problems += [f"{p.as_posix()}: an annotation without its image" for p in folders[ANNOTATION] if p not in used]
     counts = [(f"images in {name}", want, len(folders[name])) for name, want in MEDIANOMALY.items()]
     rules = [
         "the benchmark's own images and split; centre-cropped and resized",
@@ -132,7 +145,7 @@ def _png_subject(path: Path) -> str:
 
 
 def _image(path: Path, mask: Path | None, split: str, folder: str, settings: Settings, *, key: str) -> CaseResult:
-    pixels, lesion = read_square_image(path, [mask] if mask else [], settings.size, settings.fit)
+    pixels, lesion = read_square_image(path, [mask] if mask else [], settings.size, settings.fit, lesion=folder == "test/tumor")
     if folder == "test/tumor" and not lesion.any():
         return CaseResult([], Counter({"lesion outside the image": 1}))
     label = int(folder == "test/tumor")

@@ -4,7 +4,7 @@ import csv
 import io
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +26,7 @@ from reshift.system.lock import output_folder
 from reshift.system.progress import progress
 
 LOG = "subjects.jsonl"
+BESIDE = "because files of the data set lie unpacked beside it; if some are missing, unpack it, too"
 
 
 class Summary(NamedTuple):
@@ -60,19 +61,31 @@ def _planned(plan_of: PlanFunction, source: Path, settings: Settings) -> Iterato
             if not packed:
                 raise
         else:
-            plan.notes.extend(f"{name}: not opened, the folder holds the data set without it" for name in packed)
-            yield plan, source
-            return
+            if not packed or not plan.lacks_a_part:
+                plan.notes.extend(f"{name}: not opened, {BESIDE}" for name in packed)
+                yield plan, source
+                return
     elif not source.exists():
         raise UserError(f"{source}: no such file")
-    with unpacked_download(source) as (folder, problems):
+    with unpacked_download(source) as (folder, problems, lost):
         try:
             plan = plan_of(list_source(folder), folder, settings)
         except UserError as err:
             why = f"; {problems[0]}" if problems else ""
             raise UserError(f"{str(err).replace(str(folder), str(source))}{why}") from None
+        _refuse_lost(plan, lost)
         plan.problems.extend(problems)
         yield plan, folder
+
+
+def _refuse_lost(plan: Plan, lost: Collection[Path]) -> None:
+    """Take the cases with a lost file out of the plan: such as an image with two masks, one of them damaged in the archive.
+
+    What the plan says of a lost file is taken out, too; the line about the archive tells of it.
+    """
+    named = tuple(f"{path.as_posix()}: " for path in lost)
+    plan.cases = [case for case in plan.cases if not any(path in lost for path in case.files)]
+    plan.problems = [line for line in plan.problems if not line.startswith(named)]
 
 
 def _build(plan: Plan, source: Path, out: Path, settings: Settings) -> Summary:
@@ -104,9 +117,8 @@ def _unique_cases(plan: Plan) -> list[SourceCase]:
     cases: dict[str, SourceCase] = {}
     for case in plan.cases:
         if case.key in cases:
-            plan.problems.append(
-                f"{case.key}: exists twice, as {cases[case.key].files[0].name} and {case.files[0].name}; remove one"
-            )
+            first, second = (each.files[0].as_posix() for each in (cases[case.key], case))
+            plan.problems.append(f"{case.key}: exists twice, {first} is used and {second} is not; remove one")
         else:
             cases[case.key] = case
     return list(cases.values())

@@ -13,6 +13,7 @@ import numpy as np
 
 from reshift.data.hashing import near_duplicates, perceptual_hash
 from reshift.data.prepare import LUMA
+from reshift.data.raster import SUFFIXES
 from reshift.data.read import read_image
 from reshift.datasets.plan import CaseResult, Plan, Sample, Settings, SourceCase, by_name, not_found_error, safe_name, shuffled
 from reshift.datasets.samples import read_square_image
@@ -51,8 +52,9 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
     kinds = Counter(name.partition(" ")[0] for name in images)
     expected = [(f"{kind} images", want, kinds[kind]) for kind, want in IMAGES.items()]
     duplicates, notes = _duplicates(groups)
-    strange = [path.as_posix() for path in tree if path.suffix.lower() == ".png" and not NAME.match(path.name)]
-    notes += [f"{len(strange)} PNGs have no BUSI name and are not used, the first: {strange[0]}"] if strange else []
+    strange = [path.as_posix() for path in tree if path.suffix.lower() in SUFFIXES and not NAME.match(path.name)]
+    if strange:
+        notes.append(f"{len(strange)} images are not named as BUSI's PNGs are and are not used, the first: {strange[0]}")
     return Plan("BUSI images", cases, expected, _rules(settings), problems, notes, {"near_duplicates": duplicates})
 
 
@@ -123,8 +125,8 @@ def _duplicates(groups: dict[str, str]) -> tuple[list[list[str]], list[str]]:
 
 
 def _case(path: Path, masks: list[Path], name: str, split: str, settings: Settings) -> CaseResult:
-    pixels, lesion = read_square_image(path, masks, settings.size, settings.fit)
     kind = name.partition(" ")[0]
+    pixels, lesion = read_square_image(path, masks, settings.size, settings.fit, lesion=kind != "normal")
     if kind == "normal":
         if lesion.any():
             raise UserError(f"{path}: a normal image whose mask is not empty; remove the image or the mask")

@@ -73,6 +73,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)  # what a user should know
     extra: dict[str, Any] = field(default_factory=dict)  # more entries of dataset.json
     caveat: str | None = None  # why results on this data must not be taken at face value; every result is shown with it
+    lacks_a_part: bool = False  # of what the protocol asks for; it may be in an archive beside the rest
 
 
 class NotFoundError(UserError):
@@ -93,9 +94,13 @@ def list_source(source: Path) -> list[Path]:
 
 def not_found_error(source: Path, title: str, wanted: Iterable[str], tree: Sequence[Path]) -> UserError:
     """The error that names the expected files, and an archive that should be unpacked first."""
+    return NotFoundError(f"{source}: no {title} here; looked for {' or '.join(wanted)}{unopened(tree)}")
+
+
+def unopened(tree: Sequence[Path]) -> str:
+    """The end of an error where the missing files may be in an archive that we do not open."""
     packed = [path.as_posix() for path in tree if path.name.lower().endswith(UNOPENED)]
-    hint = f"; unpack {packed[0]} first" if packed else ""
-    return NotFoundError(f"{source}: no {title} here; looked for {' or '.join(wanted)}{hint}")
+    return f"; unpack {packed[0]} first" if packed else ""
 
 
 def by_name(paths: Iterable[Path], name_of: Callable[[Path], str], problems: list[str]) -> dict[str, Path]:

@@ -167,13 +167,15 @@ def square_image(image: Image, masks: Sequence[NDArray[np.bool_]], size: int, fi
     return pixels, prepare_mask(mask, prepared.geometry, size)
 
 
-def read_square_image(path: Path, masks: Sequence[Path], size: int, fit: str) -> SquareImage:
-    """Read an image and its masks from files; a mask of another size is refused."""
+def read_square_image(path: Path, masks: Sequence[Path], size: int, fit: str, *, lesion: bool = False) -> SquareImage:
+    """Read an image and its masks from files; a mask of another size is refused, and of a ``lesion`` masks without one."""
     image, planes = read_image(path), [read_mask(mask) for mask in masks]
     height, width = image.pixels.shape[:2]
     for mask, plane in zip(masks, planes, strict=True):
         if plane.shape != (height, width):
             raise UserError(f"{mask}: the mask has {plane.shape[1]}×{plane.shape[0]} pixels, its image {width}×{height}")
+    if lesion and masks and not any(plane.any() for plane in planes):
+        raise UserError(f"{masks[0]}: the mask is empty, and its image is one of those with a lesion; copy or remove both")
     return square_image(image, planes, size, fit)
 
 

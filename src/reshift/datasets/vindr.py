@@ -74,6 +74,8 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
     rules += ["split: the benchmark's data.json" if own else "split: by the seed, over images, because patients are not named"]
     spare = len(dicoms.keys() - chosen.keys())
     notes = [_ROUGH, *([f"{spare} of {len(dicoms)} DICOM files are in no list of the split and are not used"] if spare else [])]
+    absent = 0 if own else len(known.keys() - dicoms.keys())
+    notes += [f"{absent} of {len(known)} images of {tables[0].name} have no DICOM in train/ and are not used"] if absent else []
     return Plan("DICOM and boxes", cases, expected, rules, problems, notes)
 
 
@@ -84,15 +86,27 @@ def _own_list(lists: list[Path], source: Path) -> Path | None:
     """VinDr's own ``data.json``, which lists images by their ids; MedIAnomaly has one for each of its data sets."""
     if not lists:
         return None
-    own = [path for path in lists if all(IMAGE_ID.match(name) for _, _, name in read_medianomaly(source / path))]
     if len(lists) > 1:
+        own = [path for path in lists if _is_own(source / path)]
         which = f"{own[0].parent.as_posix()} is VinDr's" if len(own) == 1 else "give the folder of one"
         names = ", ".join(path.as_posix() for path in lists)
         raise UserError(f"{source}: holds {len(lists)} data.json ({names}); --source must hold one, {which}")
-    if not own:
-        other = next(name for _, _, name in read_medianomaly(source / lists[0]) if not IMAGE_ID.match(name))
+    listed = [name for _, _, name in read_medianomaly(source / lists[0])]
+    if not listed:
+        raise UserError(f"{source / lists[0]}: lists no images; take the benchmark's original file")
+    other = next((name for name in listed if not IMAGE_ID.match(name)), None)
+    if other is not None:
         raise UserError(f"{source / lists[0]}: lists '{other}', not VinDr's images, which are named by 32 hexadecimal digits")
-    return own[0]
+    return lists[0]
+
+
+def _is_own(path: Path) -> bool:
+    """Whether the list names VinDr's images, and any at all; lists of other data sets may have another form."""
+    try:
+        names = [name for _, _, name in read_medianomaly(path)]
+    except UserError:
+        return False
+    return bool(names) and all(IMAGE_ID.match(name) for name in names)
 
 
 def _expected(chosen: dict[str, tuple[str, int]]) -> list[tuple[str, int, int]]:
@@ -104,30 +118,40 @@ def _expected(chosen: dict[str, tuple[str, int]]) -> list[tuple[str, int, int]]:
 def _read_table(path: Path) -> dict[str, Findings]:
     """Image → findings. A row without a finding has no box; an image with a row that says too little is at fault alone."""
     names, boxes, faults = dict[str, set[str]](), dict[str, list[Box]](), dict[str, str]()
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise UserError(f"{path}: has no column '{missing[0]}'; a VinDr label table has {', '.join(COLUMNS)}")
-        for row in reader:
-            image = row["image_id"]
-            found, marked = names.setdefault(image, set()), boxes.setdefault(image, [])
-            if row["class_name"] == NOTHING:
-                continue
-            if not row["class_name"]:
-                faults.setdefault(image, f"line {reader.line_num}: a row without a label")
-                continue
-            found.add(row["class_name"])
-            try:
-                left, top, right, bottom = (float(row[column]) for column in COLUMNS[2:])
-                boxed = left < right and top < bottom
-            except (ValueError, TypeError):
-                boxed = False
-            if boxed:
-                marked.append((left, top, right, bottom))
-            else:
-                faults.setdefault(image, f"line {reader.line_num}: the finding '{row['class_name']}' without a box")
+    for line, row in _rows(path):
+        image = row["image_id"]
+        found, marked = names.setdefault(image, set()), boxes.setdefault(image, [])
+        if row["class_name"] == NOTHING:
+            continue
+        if not row["class_name"]:
+            faults.setdefault(image, f"line {line}: a row without a label")
+            continue
+        found.add(row["class_name"])
+        try:
+            left, top, right, bottom = (float(row[column]) for column in COLUMNS[2:])
+            boxed = left < right and top < bottom
+        except (ValueError, TypeError):
+            boxed = False
+        if boxed:
+            marked.append((left, top, right, bottom))
+        else:
+            faults.setdefault(image, f"line {line}: the finding '{row['class_name']}' without a box")
     return {image: Findings(tuple(sorted(found)), tuple(boxes[image]), faults.get(image, "")) for image, found in names.items()}
+
+
+def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows of the table with their lines."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns = list(reader.fieldnames or ())
+            rows = [(reader.line_num, row) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as err:
+        raise UserError(f"{path}: not a CSV file ({err}); save it as CSV in UTF-8, with commas, or download it again") from None
+    missing = [column for column in COLUMNS if column not in columns]
+    if missing:
+        raise UserError(f"{path}: has no column '{missing[0]}'; a VinDr label table has {', '.join(COLUMNS)}")
+    return rows
 
 
 def _random_split(known: dict[str, Findings], seed: int, available: Collection[str]) -> dict[str, tuple[str, int]]:

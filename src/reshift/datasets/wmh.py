@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from reshift.datasets.brain_masks import BrainMasks, strip
-from reshift.datasets.plan import CaseResult, Plan, Settings, SourceCase, not_found_error, safe_name
+from reshift.datasets.plan import CaseResult, NotFoundError, Plan, Settings, SourceCase, not_found_error, safe_name, unopened
 from reshift.datasets.samples import AREA_RULE, SHARE, SLICE_RULES, cut_slices, load_labelled_volume
 from reshift.errors import UserError
 
@@ -33,8 +33,8 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
     wanted = CASES if settings.protocol == "all" else (settings.protocol,)
     chosen = {case: place for case, place in found.items() if place[0] in wanted or not place[0]}
     if not chosen:
-        other = sorted({part for part, _, _ in found.values()})
-        raise UserError(f"{source}: has no '{settings.protocol}' cases, only {', '.join(other)}; see --protocol")
+        other = ", ".join(sorted({part for part, _, _ in found.values()}))
+        raise NotFoundError(f"{source}: has no '{settings.protocol}' cases, only {other}; see --protocol{unopened(tree)}")
     cases, problems = list[SourceCase](), list[str]()
     brains = BrainMasks(settings.brain_masks, PARTS) if settings.brain_masks else None
     for case, (part, site, number) in chosen.items():
@@ -51,15 +51,15 @@ def plan(tree: list[Path], source: Path, settings: Settings) -> Plan:
                 continue
             convert = partial(_case, source / image, source / masks[case], brain, subject, f"{site} {part}".strip(), settings)
             cases.append(SourceCase(subject, subject, (image, masks[case], *([brain.absolute()] if brain else [])), convert))
-    notes = (
-        [f"{len(rest)} files of --brain-masks are not used, the first: {rest[0]}"] if brains and (rest := brains.unused()) else []
-    )
+    rest = brains.unused() if brains else []
+    notes = [f"{len(rest)} files of --brain-masks are not used, the first: {rest[0]}"] if rest else []
     expected = [(f"{part} cases", CASES[part], _count(chosen, part)) for part in wanted]
     rules = [*SLICE_RULES, AREA_RULE, "label 1: lesion; label 2: ignored; all images: test"]
     sites = dict(sorted(Counter(site for _, site, _ in chosen.values()).items()))
     rules += ["everything outside the brain mask is 0"] if brains else []
     caveat = None if brains else SKULL
-    return Plan("WMH volumes", cases, expected, rules, problems, notes, {"sites": sites}, caveat)
+    lacks = any(not _count(chosen, part) for part in wanted) and all(part for part, _, _ in chosen.values())
+    return Plan("WMH volumes", cases, expected, rules, problems, notes, {"sites": sites}, caveat, lacks)
 
 
 SKULL = (

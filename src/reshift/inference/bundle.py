@@ -28,6 +28,7 @@ from reshift.methods.detector import Detector
 from reshift.system.files import atomic_bytes, atomic_json, atomic_text, writing
 
 FORMAT = 1  # raised when an older reshift could misread a bundle
+MAX_WHY = 200  # characters of what a library says
 MAX_JSON = 2**26  # bytes of a JSON file: the scores of three million normals
 ASIDE = ".new"  # folder in the bundle while it is replaced
 FILES = ("model.safetensors", "calibration.json", "README.md", "config.json")  # in the order in which they move up
@@ -142,7 +143,9 @@ def load_bundle(folder: Path) -> Bundle:
     try:
         detector.load_state_dict(load(weights))
     except (RuntimeError, SafetensorError) as err:
-        raise UserError(f"{folder}: the weights do not fit config.json ({str(err).splitlines()[0]})") from None
+        why = " ".join(str(err).split())[:MAX_WHY]
+        advice = "if another version of Reshift made this bundle, use that one, or train again"
+        raise UserError(f"{folder}: the weights do not fit config.json ({why}); {advice}") from None
     detector.eval().requires_grad_(False)
     return Bundle(detector, config, calibration, facts, fingerprint, features)
 
