@@ -10,7 +10,7 @@ from bench_suites import DAE, HEAD, write_suite
 from helpers import Cli, refused
 
 from reshift.bench.plan import plan
-from reshift.bench.suite import load_suite
+from reshift.bench.suite import load_suite, value_suffix
 from reshift.bench.tables.build import find_sweeps, sweep_table
 from reshift.bench.tables.figures import _sweeps_by_figure, sweep_figure
 from reshift.errors import UserError
@@ -21,14 +21,17 @@ CDDPM = '[[sweeps]]\nmethod = "cddpm"\nsetting = "model.t_star"\nvalues = [[100]
 DICE = METRICS["pixel.dice"]
 
 
-def swept(method: str, name: str, points: dict[Any, float], dataset: str = "brats", **extra: Any) -> list[dict[str, Any]]:
+def swept(
+    method: str, name: str, points: dict[Any, float], dataset: str = "brats", label: str = "", **extra: Any
+) -> list[dict[str, Any]]:
     """Cells of one sweep, one seed: value → Dice."""
+    values = [list(value) if isinstance(value, tuple) else value for value in points]
     return [
         cell(
-            f"{method} {value}", dataset, method=method, group="sensitivity", pixel={"dice": dice},
-            setting={"name": name, "value": list(value) if isinstance(value, tuple) else value, **extra},
+            (label or method) + value_suffix(name, value), dataset, method=method, group="sensitivity", pixel={"dice": dice},
+            setting={"name": name, "value": value, **extra},
         )
-        for value, dice in points.items()
+        for value, dice in zip(values, points.values(), strict=True)
     ]  # fmt: skip
 
 
@@ -42,11 +45,11 @@ def test_a_sweep_over_lists_is_a_row_per_list(tmp_path: Path) -> None:
 
 def test_several_methods_share_a_figure_and_the_first_ones_stable_range_is_shaded() -> None:
     shared = {"figure": "timestep", "axis": "t"}
-    ours = swept("dmd", "model.t_star", {100: 0.5, 500: 0.8, 900: 0.79}, **shared, curve="DMD")
-    theirs = swept("cddpm", "model.t_star", {(100,): 0.3, (500,): 0.4, (900,): 0.1}, **shared, curve="cDDPM")
+    ours = swept("dmd", "model.t_star", {100: 0.5, 500: 0.8, 900: 0.79}, label="DMD", **shared)
+    theirs = swept("cddpm", "model.t_star", {(100,): 0.3, (500,): 0.4, (900,): 0.1}, label="cDDPM", **shared)
     steps = [
         {**found, "setting": {**found["setting"], "at": 100.0 * found["setting"]["value"]}}
-        for found in swept("madad", "model.start", {1: 0.2, 5: 0.3, 9: 0.4}, **shared, curve="MAD-AD")
+        for found in swept("madad", "model.start", {1: 0.2, 5: 0.3, 9: 0.4}, label="MAD-AD", **shared)
     ]
     [(name, cells)] = _sweeps_by_figure([*ours, *theirs, *steps]).items()
     figure = sweep_figure(cells, DICE)
@@ -83,6 +86,36 @@ def test_a_table_says_where_values_lie_on_the_axis() -> None:
     assert table is not None
     assert [row.label for row in table.rows] == ["2 (256)", "4 (1024)"]
     assert "In brackets: mask region size [pixels]." in table.notes
+
+
+def test_a_table_whose_values_are_their_own_places_speaks_of_no_brackets() -> None:
+    [(sweep, mine)] = find_sweeps(swept("dmd", "model.t_star", {100: 0.1, 500: 0.2}, axis="diffusion timestep t")).items()
+    table = sweep_table(sweep, mine)
+    assert table is not None
+    assert [row.label for row in table.rows] == ["100", "500"]
+    assert not [note for note in table.notes if "brackets" in note]
+
+
+def test_two_sweeps_of_one_method_and_setting_are_no_seeds_of_each_other() -> None:
+    points = {100: 0.9, 500: 0.8, 900: 0.7}
+    ours, literal = (swept("dmd", "model.t_star", points, label=label) for label in ("DMD", "DMD, literal"))
+    tables = [sweep_table(sweep, mine) for sweep, mine in find_sweeps([*ours, *literal]).items()]
+    assert [(table.key, table.title) for table in tables if table] == [
+        ("sensitivity-dmd-model.t_star", "Sensitivity of DMD to model.t_star"),
+        ("sensitivity-dmd-literal-model.t_star", "Sensitivity of DMD, literal to model.t_star"),
+    ]
+    assert {entry.seeds for table in tables if table for row in table.rows for entry in row.entries.values()} == {1}
+    assert list(_sweeps_by_figure([*ours, *literal])) == ["dmd-model.t_star", "dmd-literal-model.t_star"]
+
+
+def test_sweeps_of_one_label_in_one_figure_have_curves_of_their_own() -> None:
+    steps = swept("dmd", "model.t_star", {2: 0.9, 4: 0.8, 6: 0.7}, label="DMD", figure="both")
+    sides = swept("dmd", "model.mask_side", {2: 0.1, 4: 0.2, 6: 0.3}, label="DMD", figure="both")
+    [cells] = _sweeps_by_figure([*steps, *sides]).values()
+    figure = sweep_figure(cells, DICE)
+    assert figure is not None
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["DMD (dmd, model.t_star)", "DMD (dmd, model.mask_side)"]
 
 
 def test_mad_ad_may_begin_its_correction_at_an_earlier_step() -> None:

@@ -140,12 +140,14 @@ def ablation() -> list[dict[str, Any]]:
 
 
 def sweep(*values: Any) -> list[dict[str, Any]]:
-    settings = [{"name": "model.t_star", "value": value} for value in values]
     return [
-        cell(f"t={s['value']}", seed=seed, method="dmd", group="sensitivity", setting=s, pixel={"dice": 0.1 * i, "ap": 0.2})
-        for i, s in enumerate(settings)
+        cell(
+            f"dmd t_star={value}", seed=seed, method="dmd", group="sensitivity", pixel={"dice": 0.1 * i, "ap": 0.2},
+            setting={"name": "model.t_star", "value": value},
+        )
+        for i, value in enumerate(values)
         for seed in (0, 1)
-    ]
+    ]  # fmt: skip
 
 
 def test_the_ablation_has_its_own_table_with_the_full_method_last() -> None:

@@ -100,6 +100,13 @@ def test_qualitative_shows_the_maps_on_each_methods_fixed_scale(runs: list[Resul
     assert figure.axes[0].get_ylabel() == f"lesion {arrays[0].mask.mean():.1%}"  # type: ignore[union-attr]
 
 
+def test_a_method_without_maps_of_a_set_has_empty_tiles(runs: list[Results]) -> None:
+    figure = figures.qualitative_sets({"a": runs, "b": [None, runs[1]]}, ["vae", "dmd"], rows=1)
+    assert [[text.get_text() for text in ax.texts] for ax in figure.axes[4:8]] == [[], ["no map"], [], []]
+    assert [len(ax.get_images()) for ax in figure.axes[:8]] == [1, 1, 1, 1, 1, 0, 1, 1]
+    assert [ax.get_title() for ax in figure.axes[:4]] == ["input", "vae", "dmd", "truth"]
+
+
 def test_a_missing_mask_is_not_drawn_as_a_healthy_image(tmp_path: Path) -> None:
     run = folder(tmp_path, "dmd", normal=2, abnormal=2, features=False)
     ill = run._replace(cases=[{**case, "label": 1, "lesion_pixels": None} for case in run.cases[:2]])

@@ -146,7 +146,7 @@ def predict_bundle(trained: Bundle, spec: Spec, device: str) -> Bundle:
     """Use the trained weights with the cell's own prediction settings, and calibrate again, since thresholds depend on them."""
     config = parse(Config, merge(trained.config.model_dump(mode="json"), spec.predict))  # what was "auto" is decided there
     detector: Any = build(config)
-    if _training_facts(detector) != _training_facts(trained.detector):
+    if training_facts(detector) != training_facts(trained.detector):
         raise UserError(f"row '{spec.row}': its 'predict' settings change what is trained; give them under 'set' instead")
     detector.load_state_dict(trained.detector.state_dict())
     detector.eval().requires_grad_(False)
@@ -157,7 +157,7 @@ def predict_bundle(trained: Bundle, spec: Spec, device: str) -> Bundle:
     return model.bundle._replace(calibration=now.model_copy(update={"acquisition": before.acquisition if before else None}))
 
 
-def _training_facts(detector: Any) -> list[Any]:
+def training_facts(detector: Any) -> list[Any]:
     """Everything that a detector states about its training."""
     shapes = {name: value.shape for name, value in detector.state_dict().items()}
     return [shapes, *((stage.name, stage.epochs, stage.steps, stage.decided_by) for stage in detector.stages())]

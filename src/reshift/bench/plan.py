@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 from reshift import methods
 from reshift.bench.cells import Spec, Task, deciding_config, digest
+from reshift.bench.compute import training_facts
 from reshift.bench.suite import PREDICT_TABLES, DataSet, Entry, PhantomSet, Suite
 from reshift.bench.version import all_methods_version, code_version, hash_files, imported_files
-from reshift.config import Config, nearest
+from reshift.config import Config, merge, nearest
 from reshift.data.cases import Case, expand_volumes, fingerprint
 from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.errors import UserError
+from reshift.inference.bundle import build
 from reshift.system.cache import VARIABLE
 from reshift.system.files import create_output_folder, writing
 from reshift.system.lock import locked
@@ -22,6 +24,7 @@ from reshift.training.run import resolve, split_normals
 from reshift.weights.registry import entry as find_network
 
 FEATURE_WORDS = ("auto", "embedded", "off")  # values of the setting "features" that name no network
+Facts = dict[tuple[str, ...], Any]  # of detectors that have been built, by config and changed settings
 
 
 class UnusableDataError(UserError):
@@ -70,8 +73,9 @@ class Data:
 
 def plan(suite: Suite, data: Path | None, out: Path) -> Plan:
     """Open the data, and make a spec of every cell that has its data. A wrong setting is refused before any data is read."""
+    facts: Facts = {}
     for entry in {entry.row: entry for entry in suite.entries}.values():
-        _resolve(entry, {"model": dict(entry.updates)})
+        _check_prediction(entry, *_resolve(entry, {"model": dict(entry.updates)}), facts)
     found: dict[str, Data | str] = {}
     for name in dict.fromkeys(name for entry in suite.entries for name in (entry.dataset, entry.trained_on)):
         found[name] = _open(name, suite.datasets[name], data, out)
@@ -165,13 +169,50 @@ def _configs(entry: Entry, train: Data) -> tuple[Config, dict[str, Any]]:
 def _resolve(entry: Entry, layer: dict[str, Any]) -> tuple[Config, Config]:
     """The configs of training and of prediction, with one more layer of settings; a mistake names the row."""
     try:
-        methods.get(entry.method)  # refuses a method of somebody else that the user does not trust: a suite is only a file
+        cls = methods.get(entry.method)  # refuses what the user does not trust, a method of somebody else: a suite is only a file
+        _check_updates(entry, cls.Settings.model_fields)
         layers = [*entry.layers, layer]
         config = resolve(entry.method, entry.profile, layers)
         _check_features(config.model.get("features"))
         return config, resolve(entry.method, entry.profile, [*layers, entry.predict])
     except UserError as err:
         raise UserError(f"row '{entry.row}': {err}") from None
+
+
+def _check_updates(entry: Entry, known: Iterable[str]) -> None:
+    """Refuse 'updates' of a setting that is no number of epochs; one that does not exist is refused as every setting is."""
+    epochs = [name for name in known if name.endswith("epochs")]
+    for name in set(entry.updates).intersection(known).difference(epochs):
+        near = nearest(name, epochs) if epochs else f"; {entry.method} has none"
+        raise UserError(f"updates: '{name}' is not a number of epochs{near}")
+
+
+def _check_prediction(entry: Entry, config: Config, predicting: Config, known: Facts) -> None:
+    """Refuse a setting that is to differ at prediction alone, but changes what is trained; ``known`` keeps what was built."""
+    changed = dict(_changes(config.model, predicting.model))
+    if not changed or not _trained_otherwise(config, changed, known):
+        return
+    names = [name for name, value in changed.items() if _trained_otherwise(config, {name: value}, known)] or list(changed)
+    swept = entry.setting["name"] if entry.setting else None
+    advice = "leave out 'inference'" if swept in [f"model.{name}" for name in names] else "give it under 'set', not 'predict'"
+    raise UserError(f"row '{entry.row}': {' and '.join(f'model.{n}' for n in names)} changes what is trained; {advice}")
+
+
+def _trained_otherwise(config: Config, change: dict[str, Any], known: Facts) -> bool:
+    """Whether the settings of the method in ``change`` need another training. False where a detector cannot be built."""
+    before, after = _facts(config, {}, known), _facts(config, change, known)
+    return before is not None and after is not None and before != after
+
+
+def _facts(config: Config, change: dict[str, Any], known: Facts) -> Any:
+    """What a detector states about its training; one value of a setting stands for all, since large networks take a second."""
+    key = (config.model_dump_json(), *change)
+    if key not in known:
+        try:
+            known[key] = training_facts(build(config.model_copy(update={"model": merge(config.model, change)})))
+        except Exception:  # such as missing weights of a feature network: its cells will say
+            known[key] = None
+    return known[key]
 
 
 def _check_features(named: Any) -> None:

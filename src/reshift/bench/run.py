@@ -11,8 +11,11 @@ from reshift.bench.plan import Blocked, Plan, group_tasks, plan
 from reshift.bench.suite import Suite, load_suite
 from reshift.config import nearest
 from reshift.errors import UserError, reason
+from reshift.evaluation.normative import WITHOUT_LPIPS
+from reshift.nets.lpips import NAME as LPIPS
 from reshift.system.files import create_output_folder, remove_temporary_files
 from reshift.system.lock import locked
+from reshift.weights.find import available
 
 DONE, INCOMPLETE = 0, 3
 MAX_NAMES = 12  # in one line; the others are counted
@@ -150,6 +153,8 @@ def describe(status: Status, say: Print) -> None:
     """Say how many cells are finished, which are missing, and which finished ones the suite does not have."""
     missing = status.missing()
     say(f"{status.suite.name}: {status.plan.total()} cells, {status.finished()} finished and valid, {len(missing)} to run")
+    if status.suite.normative and not available(LPIPS):
+        say(WITHOUT_LPIPS)  # before hours of work
     for dataset, why in {spec.dataset: spec.record()["data_caveat"] for spec in status.plan.specs}.items():
         if why:
             say(f"caveat of {dataset}: {why}")

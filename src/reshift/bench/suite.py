@@ -191,8 +191,7 @@ def _table_rows(row: Row) -> Iterator[_TableRow]:
     if not isinstance(row, Sweep):
         yield _TableRow(row, base, row.predict, {}, None)
         return
-    table, _, leaf = row.setting.rpartition(".")
-    if not table:
+    if not row.setting.rpartition(".")[0]:
         raise UserError(f"sweep of '{row.setting}': write the setting with its table, e.g. model.{row.setting}")
     if row.inference and row.setting.partition(".")[0] not in PREDICT_TABLES:
         raise UserError(f"sweep of {row.setting}: only settings of {' and '.join(PREDICT_TABLES)} can differ at inference alone")
@@ -203,7 +202,13 @@ def _table_rows(row: Row) -> Iterator[_TableRow]:
         for part in reversed(row.setting.split(".")):
             layer = {part: layer}
         predict = merge(row.predict, layer) if row.inference else row.predict
-        yield _TableRow(row, f"{base} {leaf}={value_text(value)}", predict, {} if row.inference else layer, _setting(row, i))
+        text = base + value_suffix(row.setting, value)
+        yield _TableRow(row, text, predict, {} if row.inference else layer, _setting(row, i))
+
+
+def value_suffix(setting: str, value: Any) -> str:
+    """What the label of a sweep's row has behind that of the sweep."""
+    return f" {setting.rpartition('.')[2]}={value_text(value)}"
 
 
 def value_text(value: Any) -> str:
@@ -213,7 +218,7 @@ def value_text(value: Any) -> str:
 
 def _setting(row: Sweep, index: int) -> dict[str, Any]:
     """What figures and tables need to know of one value of a sweep."""
-    extra = {"axis": row.axis, "figure": row.figure, "curve": (row.label or label(row.method)) if row.figure else ""}
+    extra = {"axis": row.axis, "figure": row.figure}
     place = {"at": row.at[index]} if row.at is not None else {}
     return {"name": row.setting, "value": row.values[index], **place, **{name: text for name, text in extra.items() if text}}
 

@@ -1,10 +1,10 @@
 """Which tables the cells of a benchmark allow: main results, ablation, sweeps, cost."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from reshift.bench.cells import slug
-from reshift.bench.suite import value_text
+from reshift.bench.suite import value_suffix, value_text
 from reshift.bench.tables.cell_metrics import UPDATES, extra_tables
 from reshift.bench.tables.paper import claim
 from reshift.bench.tables.significance import mark_differences
@@ -15,7 +15,20 @@ MAIN = ("baseline", "ours")  # groups of the main tables; ablations and sweeps h
 TITLES = {"image": "Image level", "pixel": "Pixel level", "normative": "Normative quality of restorations"}
 READING = "The indices are in our reading of Bercea et al. 2025 (0 to 1, higher is better); they carry no interval."
 ABLATION_NOTE = "Marks here compare a variant with the full method instead of a baseline."
-Sweep = tuple[str, str]  # method, setting
+
+
+class Sweep(NamedTuple):
+    """What tells a sweep from others. A suite may vary one setting of one method twice, such as DMD's and the literal DMD's."""
+
+    method: str
+    setting: str
+    label: str
+
+    @property
+    def name(self) -> str:
+        """What its table and its figure are called in files."""
+        method, label = slug(self.method), slug(self.label)
+        return f"{label if label.startswith(method) else f'{method}-{label}'}-{slug(self.setting)}"
 
 
 def make_tables(cells: Sequence[Cell]) -> list[Table]:
@@ -56,12 +69,18 @@ def _marked_ablation(cells: Sequence[Cell]) -> Table | None:
 
 
 def find_sweeps(cells: Sequence[Cell]) -> dict[Sweep, list[Cell]]:
-    """Cells of group sensitivity by method and setting; numbers ascend, other values stay in the suite's order."""
+    """Cells of group sensitivity by sweep; numbers ascend, other values stay in the suite's order."""
     found: dict[Sweep, list[Cell]] = {}
     for cell in cells:
         if cell["group"] == "sensitivity" and cell.get("setting"):
-            found.setdefault((str(cell["method"]), str(cell["setting"]["name"])), []).append(cell)
+            found.setdefault(sweep_of(cell), []).append(cell)
     return {sweep: sorted(mine, key=swept_value) if all(map(is_number, mine)) else mine for sweep, mine in found.items()}
+
+
+def sweep_of(cell: Cell) -> Sweep:
+    """The sweep of a cell; its label is the row without the value."""
+    setting = str(cell["setting"]["name"])
+    return Sweep(str(cell["method"]), setting, str(cell["row"]).removesuffix(value_suffix(setting, cell["setting"]["value"])))
 
 
 def place_of(cell: Cell) -> float | None:
@@ -87,16 +106,16 @@ def swept_value(cell: Cell) -> float:
 
 def sweep_table(sweep: Sweep, cells: Sequence[Cell]) -> Table | None:
     """One row per value of the setting; in brackets, where the value lies on the axis of the figure."""
-    method, setting = sweep
+    method, setting, label = sweep
     named = [{**cell, "row": _value_name(cell["setting"])} for cell in cells]
     stated = claim(setting) if method == "dmd" else None
     notes = [stated] if stated else []
-    notes += [f"In brackets: {axis}." for axis in dict.fromkeys(cell["setting"].get("axis") for cell in cells) if axis]
+    placed = [cell["setting"] for cell in cells if "at" in cell["setting"]]
+    notes += [f"In brackets: {axis}." for axis in dict.fromkeys(setting.get("axis") for setting in placed) if axis]
     if setting == "model.mask_side":
         notes.append("A latent position is 8×8 pixels with the default widths: a side of 4 is a mask of 1024 pixels.")
-    key = f"sensitivity-{slug(method)}-{slug(setting)}"
     metrics = select_metrics("image", "pixel", place="sweep")
-    table = make_table(key, f"Sensitivity of {method} to {setting}", named, metrics, notes)
+    table = make_table(f"sensitivity-{sweep.name}", f"Sensitivity of {label} to {setting}", named, metrics, notes)
     return table._replace(head=setting) if table else None
 
 

@@ -1,12 +1,13 @@
 """Figures of ablations and sweeps, from the same cells as the tables; and those of kept heat-maps."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reshift.bench.cells import slug
 from reshift.bench.suite import Figures
-from reshift.bench.tables.build import ablation_table, find_sweeps, is_number, swept_value
+from reshift.bench.tables.build import Sweep, ablation_table, find_sweeps, is_number, sweep_of, swept_value
 from reshift.bench.tables.map_figures import map_figures
 from reshift.bench.tables.summary import Cell, Table
 from reshift.evaluation.metrics.table import Metric, select_metrics
@@ -45,45 +46,48 @@ def write_figures(cells: Sequence[Cell], out: Path, evaluations: Path | None = N
 def _sweeps_by_figure(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     """The cells of each figure: of the sweeps that the suite puts in one, or of one sweep."""
     found: dict[str, list[Cell]] = {}
-    for (method, setting), mine in find_sweeps(cells).items():
+    for sweep, mine in find_sweeps(cells).items():
         for cell in mine:
-            name = slug(cell["setting"]["figure"]) if cell["setting"].get("figure") else f"{slug(method)}-{slug(setting)}"
-            found.setdefault(name, []).append(cell)
+            shared = cell["setting"].get("figure")
+            found.setdefault(slug(shared) if shared else sweep.name, []).append(cell)
     return found
 
 
 def sweep_figure(cells: Sequence[Cell], metric: Metric) -> "Figure | None":
-    """Draw one metric against the setting, a curve per method and data set; None where fewer than three values have it.
+    """Draw one metric against the setting, a curve per sweep and data set; None where fewer than three values have it.
 
-    The range that is stable on every data set is shaded; where there are several methods, that of the first.
+    The range that is stable on every data set is shaded; where there are several sweeps, that of the first.
     """
     cells = [cell for cell in cells if cell["status"] == "done" and is_number(cell)]
+    names = _curve_names(list(dict.fromkeys(map(sweep_of, cells))))
     found: dict[tuple[str, str], dict[float, list[float]]] = {}
     for cell in cells:
         if (value := metric.read_cell(cell)) is not None:
-            curve = found.setdefault((_curve_name(cell), str(cell["dataset"])), {})
+            curve = found.setdefault((names[sweep_of(cell)], str(cell["dataset"])), {})
             curve.setdefault(swept_value(cell), []).append(value * metric.unit)
     curves = {key: list(points.items()) for key, points in found.items() if len(points) >= MIN_VALUES}
     if not curves:
         return None
-    methods, datasets = (list(dict.fromkeys(key[i] for key in curves)) for i in (0, 1))
-    shaded = common_range(curve for key, curve in curves.items() if key[0] == methods[0])
-    named = {_legend(key, methods, datasets): curve for key, curve in curves.items()}
+    sweeps, datasets = (list(dict.fromkeys(key[i] for key in curves)) for i in (0, 1))
+    shaded = common_range(curve for key, curve in curves.items() if key[0] == sweeps[0])
+    named = {_legend(key, sweeps, datasets): curve for key, curve in curves.items()}
     best = stable_range(next(iter(curves.values())))[1] if len(curves) == 1 else None
-    text = "stable range" if len(methods) == 1 else f"stable range of {methods[0]}"
+    text = "stable range" if len(sweeps) == 1 else f"stable range of {sweeps[0]}"
     setting, name = cells[0]["setting"], str(cells[0]["setting"]["name"])
     plain = AXIS_NAMES.get(name, name)
-    xlabel = setting.get("axis") or (f"{methods[0]}: {plain}" if len(methods) == 1 else plain)
+    xlabel = setting.get("axis") or (f"{sweeps[0]}: {plain}" if len(sweeps) == 1 else plain)
     return sensitivity(named, xlabel=xlabel, ylabel=metric.axis, stable=shaded, stable_text=text, best=best)
 
 
-def _curve_name(cell: Cell) -> str:
-    return str(cell["setting"].get("curve") or cell["method"])
+def _curve_names(sweeps: Sequence[Sweep]) -> dict[Sweep, str]:
+    """Their labels; where two share one, also what is varied."""
+    times = Counter(sweep.label for sweep in sweeps)
+    return {s: s.label if times[s.label] == 1 else f"{s.label} ({s.method}, {s.setting})" for s in sweeps}
 
 
-def _legend(key: tuple[str, str], methods: Sequence[str], datasets: Sequence[str]) -> str:
+def _legend(key: tuple[str, str], sweeps: Sequence[str], datasets: Sequence[str]) -> str:
     """Whatever tells a curve from the others."""
-    if len(methods) == 1:
+    if len(sweeps) == 1:
         return key[1]
     return key[0] if len(datasets) == 1 else f"{key[0]}, {key[1]}"
 

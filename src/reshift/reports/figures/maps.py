@@ -17,14 +17,24 @@ if TYPE_CHECKING:
 
 BINS = 60
 UNKNOWN = "no mask"
+NO_MAP = "no map"
 
 
 class Part(NamedTuple):
-    """Some test images of one data set, with the evaluations that have maps of them."""
+    """Some test images of one data set, with each method's evaluation that has maps of them, or None."""
 
-    runs: Sequence[Results]
+    runs: Sequence[Results | None]
     cases: Sequence[str]
     dataset: str = ""  # shown beside the images, where there are several
+
+
+class _Column(NamedTuple):
+    """The maps of one method on one data set."""
+
+    run: Results
+    arrays: list[CaseArrays]  # of each image
+    scale: float  # the map value of full colour
+    calibrated: bool
 
 
 @style()
@@ -37,38 +47,42 @@ def qualitative(runs: Sequence[Results], cases: Sequence[str] | None = None, row
 
 
 @style()
-def qualitative_sets(sets: Mapping[str, Sequence[Results]], methods: Sequence[str], rows: int = 2) -> "Figure":
-    """The same with some images of each data set, one set below the other; each has one evaluation per method, in order."""
-    parts = [Part(runs, choose_cases(runs, rows), dataset) for dataset, runs in sets.items()]
+def qualitative_sets(sets: Mapping[str, Sequence[Results | None]], methods: Sequence[str], rows: int = 2) -> "Figure":
+    """The same with some images of each data set, one set below the other; each has one evaluation per method, or None."""
+    parts = [Part(runs, choose_cases([run for run in runs if run is not None], rows), name) for name, runs in sets.items()]
     if not any(part.cases for part in parts):
         raise UserError("no abnormal case has a map in every evaluation of its data set")
     return _grid([part for part in parts if part.cases], methods)
 
 
 def _grid(parts: Sequence[Part], methods: Sequence[str]) -> "Figure":
-    shown = [[[_stored(run, name) for name in part.cases] for run in part.runs] for part in parts]
-    scales = [
-        [_scale(run, [arrays.heatmap for arrays in column]) for run, column in zip(part.runs, columns, strict=True)]
-        for part, columns in zip(parts, shown, strict=True)
-    ]
-    known = [all(calibrated for _, calibrated in column) for column in zip(*scales, strict=True)]
+    shown = [[_column(run, part.cases) if run is not None else None for run in part.runs] for part in parts]
+    known = [all(column.calibrated for column in columns if column is not None) for columns in zip(*shown, strict=True)]
     titles = ["input", *(name + ("" if sure else "*") for name, sure in zip(methods, known, strict=True)), "truth"]
     figure, grid = _tiles(sum(len(part.cases) for part in parts), titles, known, left=0.24 if parts[0].dataset else 0.14)
     lines = iter(grid)
-    for part, columns, colour_scales in zip(parts, shown, scales, strict=True):
-        for row, name in enumerate(part.cases):
-            _draw_line(next(lines), part, name, [column[row] for column in columns], [scale for scale, _ in colour_scales])
+    for part, columns in zip(parts, shown, strict=True):
+        for i in range(len(part.cases)):
+            _draw_line(next(lines), part, i, columns)
     return figure
 
 
-def _draw_line(axes: Sequence["Axes"], part: Part, name: str, found: Sequence[CaseArrays], scales: Sequence[float]) -> None:
+def _column(run: Results, cases: Sequence[str]) -> _Column:
+    arrays = [_stored(run, name) for name in cases]
+    return _Column(run, arrays, *_scale(run, [found.heatmap for found in arrays]))
+
+
+def _draw_line(axes: Sequence["Axes"], part: Part, i: int, columns: Sequence[_Column | None]) -> None:
     """One image, its map by every method, and its mask."""
-    first = found[0]
+    one = next(column for column in columns if column is not None)  # image and mask are the same in all
+    first, label = one.arrays[i], _lesion(one.arrays[i], one.run, part.cases[i])
     axes[0].imshow(first.image, cmap="gray", vmin=0, vmax=255)
-    label = _lesion(first, part.runs[0], name)
     axes[0].set_ylabel(f"{part.dataset}\n{label}" if part.dataset else label, fontsize=5, labelpad=2)
-    for ax, arrays, scale in zip(axes[1:-1], found, scales, strict=True):
-        ax.imshow(colours(np.nan_to_num(arrays.heatmap / scale)))
+    for ax, column in zip(axes[1:-1], columns, strict=True):
+        if column is None:
+            nothing(ax, NO_MAP)
+        else:
+            ax.imshow(colours(np.nan_to_num(column.arrays[i].heatmap / column.scale)))
     if first.mask is None and label == UNKNOWN:  # black would say that there is no lesion
         nothing(axes[-1], UNKNOWN)
     else:
