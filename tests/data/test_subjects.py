@@ -45,6 +45,7 @@ def test_slices_of_a_plain_folder_belong_to_the_person_in_their_names(tmp_path: 
     [f"p{k}_{i}.png" for k in range(4) for i in range(3)],  # four would be too few to learn from and to set thresholds
     [f"p{k}_1.png" for k in range(11)] + ["p0_2.png"],  # hardly any two of one
     [f"{name}.png" for name in "abcdefgh"],
+    [f"no {i}.png" for i in range(9)] + ["1 no.png", "2 no.png", "No11.png", "No12.png", "N1.png", "N2.png", "x1.png"],
 ])  # fmt: skip
 def test_where_names_do_not_tell_every_image_is_a_subject_and_train_says_so(tmp_path: Path, names: list[str]) -> None:
     cases = load_cases(folder_of(tmp_path, *names))

@@ -5,6 +5,7 @@ would be too low, and too many new images flagged.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from reshift.data.cases import Case
 
 MIN_SUBJECTS = 5
 MAX_SHARE = 0.8  # subjects per image
+LARGEST = 1 / 3  # of all images: more under one name are numbered images of many people
 
 
 def subject_by_name(name: str) -> str:
@@ -22,10 +24,11 @@ def subject_by_name(name: str) -> str:
 
 
 def named_subjects(names: Sequence[str]) -> dict[str, str] | None:
-    """The subjects of images by their names, or None where names do not tell: hardly any two are of one, or nearly all are."""
+    """The subjects of images by their names, or None where names do not tell: hardly any two are of one, or very many are."""
     found = {name: subject_by_name(name) for name in names}
-    subjects = len(set(found.values()))
-    return found if MIN_SUBJECTS <= subjects <= MAX_SHARE * len(names) else None
+    images = Counter(found.values())
+    plausible = MIN_SUBJECTS <= len(images) <= MAX_SHARE * len(names) and max(images.values()) <= LARGEST * len(names)
+    return found if plausible else None
 
 
 def subjects_by_name(cases: Sequence[Case]) -> bool:
