@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,20 +18,7 @@ from reshift.data.manifest import load_cases
 from reshift.datasets.download import unpacked_download
 
 SIZE = 32
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that archives are unpacked to; every command must leave it empty."""
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def busi(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trees.busi(tmp_path_factory.mktemp("busi"))
+pytestmark = pytest.mark.usefixtures("scratch")
 
 
 def pack(folder: Path, target: Path) -> Path:

@@ -5,7 +5,6 @@ import json
 import shutil
 import struct
 import tarfile
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,19 +21,7 @@ from reshift.errors import UserError
 SIZE = 32
 BENIGN = "Dataset_BUSI_with_GT/benign"
 TWO_MASKS = f"{BENIGN}/benign (100)_mask_1.png"
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def busi(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trees.busi(tmp_path_factory.mktemp("busi"))
+pytestmark = pytest.mark.usefixtures("scratch")
 
 
 def pack(folder: Path, target: Path, kind: int = zipfile.ZIP_DEFLATED, within: str = "") -> Path:
