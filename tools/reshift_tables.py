@@ -48,10 +48,9 @@ def left_out() -> list[str]:
 
 
 def left_out_quick() -> list[str]:
-    """What parts of the quick profile are worth, by its first seed."""
-    names = ("featured", "memory", "denoising", "tail", "exposure")
-    labels = {"all": "reshift, quick", **{f"w/o {name}": f"quick, w/o {name}" for name in names}}
-    return without(select(read("reshift"), seed="0"), labels)
+    """What parts of the quick profile are worth."""
+    names = ("featured", "memory", "denoising", "symmetry", "tail", "overall", "exposure")
+    return without(read("reshift"), {"all": "reshift, quick", **{f"w/o {name}": f"quick, w/o {name}" for name in names}})
 
 
 def without(rows: list[Row], labels: dict[str, str]) -> list[str]:
