@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +92,12 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench_suites import run_in_process
 
     monkeypatch.setattr("reshift.bench.local_engine.run_local", run_in_process)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that archives are unpacked to; every command must leave it empty."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder

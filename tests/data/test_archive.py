@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import stat
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +21,7 @@ from reshift.data import archive
 from reshift.data.archive import unpacked
 from reshift.errors import UserError
 
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that archives are unpacked to; every test must leave it empty."""
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+pytestmark = pytest.mark.usefixtures("scratch")
 
 
 def pack(path: Path, entries: dict[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> Path:

@@ -21,6 +21,11 @@ SIZE = 32
 pytestmark = pytest.mark.usefixtures("scratch")
 
 
+@pytest.fixture(scope="module")
+def busi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trees.busi(tmp_path_factory.mktemp("busi"))
+
+
 def pack(folder: Path, target: Path) -> Path:
     """As the publishers do: one folder with everything in it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

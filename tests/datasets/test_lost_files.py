@@ -24,6 +24,11 @@ TWO_MASKS = f"{BENIGN}/benign (100)_mask_1.png"
 pytestmark = pytest.mark.usefixtures("scratch")
 
 
+@pytest.fixture(scope="module")
+def busi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trees.busi(tmp_path_factory.mktemp("busi"))
+
+
 def pack(folder: Path, target: Path, kind: int = zipfile.ZIP_DEFLATED, within: str = "") -> Path:
     with zipfile.ZipFile(target, "w", kind) as packed:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
