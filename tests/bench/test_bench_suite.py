@@ -124,6 +124,15 @@ def test_a_key_depends_on_what_decides_the_result_and_on_nothing_else(tmp_path: 
     assert len({plain, *different}) == 6
 
 
+def test_a_key_depends_on_the_distance_of_restorations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = load_suite(write_suite(tmp_path, "normative = true", HEAD, DAE))
+    keys = set[str]()
+    for there in (False, True):
+        monkeypatch.setattr("reshift.bench.plan.available", lambda _name, there=there: there)
+        keys.add(plan(suite, None, tmp_path / "out").specs[0].key)
+    assert len(keys) == 2
+
+
 def test_comments_and_docstrings_do_not_change_the_code_version() -> None:
     one = 'def f() -> int:\n    """Say."""\n    return 1  # x\n'
     other = '"""Title."""\n# why\n\ndef f() -> int:\n    """Say otherwise,\n    at length."""\n\n    return 1  # x\n'

@@ -33,6 +33,8 @@ def test_literal_is_a_preset_of_four_things() -> None:
     for found in (resolve("dmd", "paper", [{"model": {"literal": True}}]), resolve("dmd", "literal", [])):
         assert (found.model["literal"], found.model["latent_scale"], found.model["codebook"]) == (True, "none", "uniform")
         assert (found.train.amp, found.train.clip) == ("off", 0.0)
+    quick = resolve("dmd", "quick", [{"model": {"literal": True}}])
+    assert (quick.model["restart_after"], quick.model["stage1_epochs"]) == (0, 60)
     plain = resolve("dmd", "paper", [])
     assert (plain.model["literal"], plain.model["codebook"], plain.train.clip) == (False, "encoder", 1.0)
     assert resolve("dmd", "paper", [{"model": {"literal": True}, "train": {"clip": 1.0}}]).train.clip == 1.0  # said otherwise

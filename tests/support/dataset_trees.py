@@ -137,6 +137,7 @@ def thor_png(root: Path, images: int = 8) -> Path:
         mask(root / "png_128_sl_95" / f"Atlas_train_{i}_mask.png", (10, 22, 10, 22) if i % 2 else None, shape=(48, 48))
     names = [f"./data/ATLAS/png_128_sl_95/Atlas_train_{i}.png" for i in range(images)]
     (root / "splits").mkdir()
+    (root / "stray.csv").write_text('"' + "x" * 200_000 + '"\n')  # more than a CSV reader takes as one field
     (root / "splits" / "ixi-t1_atlas_train_2D.csv").write_text("filename\n" + "\n".join(names[::2]) + "\n")
     (root / "splits" / "atlas_test.csv").write_text("filename\n" + "\n".join(names) + "\n")
     return root

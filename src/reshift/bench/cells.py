@@ -46,7 +46,7 @@ class Spec:
     setting: dict[str, Any] | None
     config: dict[str, Any]
     predict: dict[str, Any]  # the settings that differ from ``config`` during prediction
-    normative: bool
+    normative: str | None  # the distance that tells how good restorations are, where that is asked
     data: str
     code: str
     model: str  # the hash of its trained model

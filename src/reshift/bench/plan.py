@@ -17,10 +17,13 @@ from reshift.data.manifest import load_cases
 from reshift.data.phantom import write_phantom
 from reshift.errors import UserError
 from reshift.inference.bundle import build
+from reshift.nets.lpips import NAME as LPIPS
 from reshift.system.cache import VARIABLE
 from reshift.system.files import create_output_folder, writing
 from reshift.system.lock import locked
 from reshift.training.run import resolve, split_normals
+from reshift.weights.find import available
+from reshift.weights.registry import WHEEL
 from reshift.weights.registry import entry as find_network
 
 FEATURE_WORDS = ("auto", "embedded", "off")  # values of the setting "features" that name no network
@@ -150,10 +153,15 @@ def _spec(suite: Suite, entry: Entry, train: Data, test: Data, out: Path) -> Spe
     return Spec(
         suite=suite.name, row=entry.row, method=entry.method, group=entry.group, dataset=entry.dataset,
         trained_on=entry.trained_on, seed=entry.seed, setting=entry.setting, config=dump, predict=predict,
-        normative=suite.normative, data=f"{train.train_hash}-{test.test_hash}", code=code,
+        normative=_distance() if suite.normative else None, data=f"{train.train_hash}-{test.test_hash}", code=code,
         model=digest([deciding_config(dump), train.train_hash, code])[:16],
         train_path=str(train.path.absolute()), test_path=str(test.path.absolute()),
     )  # fmt: skip
+
+
+def _distance() -> str:
+    """What RQI is measured by here: pulling LPIPS makes it another result."""
+    return LPIPS if available(LPIPS) else WHEEL
 
 
 def _configs(entry: Entry, train: Data) -> tuple[Config, dict[str, Any]]:

@@ -5,7 +5,6 @@ of the subjects without, half go to the training split and half to the test spli
 Protocol ``subjects`` takes slices through the whole brain and splits the subjects.
 """
 
-import csv
 import re
 from collections import Counter
 from functools import partial
@@ -22,6 +21,7 @@ LESION = (1, 255)  # masks hold 0 and 1; some copies 0 and 255
 IMAGE = re.compile(r"^sub-(?P<subject>r\d{3}s\d{3})_ses-(?P<visit>\w+?)_.*T1w\.nii(\.gz)?$")
 MASK = re.compile(r"^sub-(?P<subject>r\d{3}s\d{3})_ses-(?P<visit>\w+?)_.*T1lesion_mask\.nii(\.gz)?$")
 PNG = re.compile(r"^Atlas_train_(?P<number>\d+)\.png$")
+LISTED = re.compile(r"\bAtlas_train_\d+\.png\b")
 LAYOUTS = (
     "Training/R001/sub-r001s001/ses-1/anat/sub-r001s001_ses-1_…_T1w.nii.gz with …_label-L_desc-T1lesion_mask.nii.gz",
     "THOR's png_128_sl_95/Atlas_train_0.png with Atlas_train_0_mask.png",
@@ -134,10 +134,8 @@ def _leak_notes(lists: list[Path], source: Path) -> list[str]:
     """Notes about published lists that share images; no list is used."""
     named = {}
     for path in lists:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            cells = [cell for row in csv.reader(file) for cell in row]
-        names = {Path(cell).name for cell in cells}
-        named[path.relative_to(source).as_posix()] = {name for name in names if PNG.match(name)}
+        with path.open(encoding="utf-8", errors="replace") as file:  # not as a table: any CSV may lie there
+            named[path.relative_to(source).as_posix()] = {name for line in file for name in LISTED.findall(line)}
     trained = [name for name in named if "train" in Path(name).stem]
     pairs = [(train, test, len(named[train] & named[test])) for train in trained for test in named if test not in trained]
     return [f"{train} and {test} share {shared} ATLAS images; neither list is used" for train, test, shared in pairs if shared]

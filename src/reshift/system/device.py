@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reshift.errors import UserError
+from reshift.system.allocator import keep_freed_memory
 
 VARIABLE = "RESHIFT_AMP"
 
@@ -32,6 +33,8 @@ def pick_device(name: str) -> torch.device:
         raise UserError(f"device '{name}' is not one we run on; use auto, cpu, cuda or cuda:1")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise UserError(f"device '{name}' is not here: this machine has {torch.cuda.device_count()} usable GPUs; use auto or cpu")
+    if kind == "cpu":
+        keep_freed_memory()
     return torch.device(name)
 
 

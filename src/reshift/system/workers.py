@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import finalize
 
 from reshift.errors import UserError, reason
+from reshift.system.allocator import worker_environment
 from reshift.system.cores import cores
 
 if TYPE_CHECKING:
@@ -34,12 +35,7 @@ MIN_CORES = 5  # with fewer, the main process needs all of them
 MAX_WORKERS = 16
 PATIENCE = 5.0  # seconds for the oldest result, before later ones go first
 MAX_LATE = 8  # results that others have gone before; then all wait
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    # glibc: keep the memory of one image for the next. To return it and ask again costs a page fault for every 4 kB.
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),
-    "MALLOC_TRIM_THRESHOLD_": str(2**28),
-}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", **worker_environment()}
 
 Result = TypeVar("Result")
 

@@ -36,7 +36,7 @@ class DMD(DualLevelInference):
         # What the paper does not say is left out; ``model.literal = true`` asks for the same.
         "literal": {
             "train": {"amp": "off", "clip": 0.0},
-            "model": {"literal": True, "latent_scale": "none", "codebook": "uniform"},
+            "model": {"literal": True, "latent_scale": "none", "codebook": "uniform", "restart_after": 0},
         },
     }
     bf16: ClassVar[bool] = True

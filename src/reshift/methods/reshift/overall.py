@@ -40,7 +40,10 @@ class Overall(Witness):
         self.register_buffer("rest", torch.ones(folds))  # the variance in every other direction
 
     def fill(self, batches: Iterable[Tensor], fold: int, *, extend: bool = False) -> None:
-        """Remember vectors ``(B, dims)`` of one fold, a fair sample if they are many; ``extend``: and those it has."""
+        """Remember vectors ``(B, dims)`` of one fold, a fair sample if they are many; ``extend``: and those it has.
+
+        With the last fold the normals are measured, so every fold is to be given, in order.
+        """
         folds, rows, dims = self.bank.shape
         sample = Sample(rows, dims, self.bank.device, torch.Generator().manual_seed(0))
         if extend:
@@ -50,7 +53,7 @@ class Overall(Witness):
             sample.add(F.normalize(vectors, dim=1))
         self.bank[fold] = 0.0
         self.bank[fold, : len(sample.rows)] = sample.rows
-        for out in range(folds):
+        for out in range(folds) if fold == folds - 1 else ():
             known = self.bank[[k for k in range(folds) if k != out or folds == 1]].flatten(0, 1)
             self._measure(known[known.any(1)].double(), out)
 
