@@ -126,6 +126,34 @@ def test_kinds_have_equal_weight_and_the_score_averages_opinions_and_the_map_s_t
     assert float(again) == pytest.approx(float(found.score) - 0.5 * lower, rel=1e-4)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.0])
+def test_what_an_image_is_everywhere_counts_half_in_the_heat_map_and_not_in_the_score(share: float) -> None:
+    model, x = filled(centring=share), images(2, seed=3)
+    f = model.fusion
+    with torch.no_grad():
+        maps, inside = model.witness_maps(x)
+        # So high that softplus is the identity: then one more spread everywhere is one more spread of the heat-map.
+        far, farther = ([m + k * v.sqrt() for m, v in zip(maps, f.covariance.diagonal(), strict=True)] for k in (50.0, 60.0))
+        (score, heatmap), (other_score, other_heatmap) = f(far, inside), f(farther, inside)
+        more = (other_heatmap - heatmap)[inside[:, 0] > 0]
+        scale = f.weights / f.covariance.diagonal().sqrt()
+        spread = float((scale[:, None] * f.covariance * scale).sum().sqrt())
+        assert float(more.mean()) == pytest.approx(10.0 / spread * (1.0 - share), rel=1e-4)
+        assert float((other_score - score).abs().max()) < 1e-3 if share else float((other_score - score).min()) > 1.0
+        torch.testing.assert_close(model.rescore(score, heatmap, other_heatmap), score if share else score + (
+            f.score_weights[-1] * float(more.mean()) / f.top_spread[-1]), rtol=1e-4, atol=1e-3)  # fmt: skip
+
+
+def test_one_hot_spot_counts_as_before() -> None:
+    model = filled(centring=0.5)
+    with torch.no_grad():
+        maps, inside = model.witness_maps(images(1, seed=3))
+        hotter = [m.clone() for m in maps]
+        for m in hotter:
+            m[..., 16:18, 16:18] += 5.0
+        assert float(model.fusion(hotter, inside)[0]) > float(model.fusion(maps, inside)[0]) + 1.0
+
+
 def test_a_silent_witness_changes_nothing_else() -> None:
     loud, silent, without = filled(), filled(silent=("denoising",)), filled(witnesses=("plain", "featured", "memory"))
     x = images(2, seed=3)

@@ -3,6 +3,9 @@
 Every kind of witness has its weight in the heat-map, shared by the witnesses of that kind. The image score is half how high the
 fused map rises and half how high the kinds do on average: one that is sure is heard even where others see nothing.
 The witness "overall" has no place in the map; where it is heard, it has a share of the score beside these two.
+
+A slice from elsewhere or of another scanner is a little unlike normals everywhere, and a lesion is not. So a map rises by what
+its highest pixels have more than its mean, and the heat-map itself is freed of half its mean (``centring``).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +25,12 @@ def top_mean(heatmap: Tensor, share: float) -> Tensor:
     """The mean of the highest ``share`` of the pixels of each map ``(B, …)``: ``(B,)``."""
     pixels = heatmap.flatten(1)
     return pixels.topk(max(1, round(share * pixels.shape[1])), dim=1).values.mean(1)
+
+
+def inner_mean(heatmap: Tensor) -> Tensor:
+    """The mean of each map ``(B, …)`` inside the anatomy, where it is above 0: ``(B,)``."""
+    pixels = heatmap.flatten(1)
+    return pixels.sum(1) / (pixels > 0).sum(1).clamp(min=1)
 
 
 class Reservoir:
@@ -64,19 +73,23 @@ class Fusion(nn.Module):
     score_weights: Tensor
     centre: Tensor
     covariance: Tensor
+    freed: Tensor
     top_centre: Tensor
     top_spread: Tensor
 
     def __init__(
         self, kinds: Sequence[str], heard: Sequence[bool], weights: Mapping[str, float], in_score: Mapping[str, float],
-        *, top: float, map_share: float, overall_share: float,
+        *, top: float, map_share: float, overall_share: float, centring: float,
     ) -> None:  # fmt: skip
         """The kind of each witness, whether it is ``heard``, and the weights of kinds in the heat-map and in the score.
 
-        The fused map and the witness "overall" have their shares of the score.
+        The fused map and the witness "overall" have their shares of the score. ``centring`` is the share of its mean that the
+        fused map is freed of; 0: tops are not freed of theirs, either.
         """
         super().__init__()
-        n, self.top = len(kinds), top
+        n, self.top, self.centring = len(kinds), top, centring
+        freed = [float(centring > 0 and kind != OVERALL) for kind in (*kinds, "fused")]  # "overall" is the same everywhere
+        self.register_buffer("freed", torch.tensor(freed), persistent=False)
         self.register_buffer("weights", _shares(kinds, heard, weights), persistent=False)
         rest = 1.0 - overall_share if (OVERALL, True) in zip(kinds, heard, strict=True) else 1.0
         score_weights = torch.cat([_shares(kinds, heard, in_score) * (1.0 - map_share), torch.tensor([map_share])]) * rest
@@ -116,7 +129,7 @@ class Fusion(nn.Module):
 
     def rescore(self, score: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The score when heat-map ``before`` becomes ``after``: what the witnesses said apart stays, the top is another."""
-        higher = top_mean(after, self.top) - top_mean(before, self.top)
+        higher = self._rise(after, self.freed[-1]) - self._rise(before, self.freed[-1])
         return score + self.score_weights[-1] * higher / self.top_spread[-1]
 
     def _standard(self, maps: Sequence[Tensor]) -> Tensor:
@@ -125,16 +138,24 @@ class Fusion(nn.Module):
         return (torch.cat(list(maps), 1) - self.centre.view(-1, 1, 1)) / spread.view(-1, 1, 1)
 
     def _heatmap(self, standard: Tensor, inside: Tensor) -> Tensor:
-        """The weighted mean in units of its own spread, ``(B, 1, H, W)``."""
+        """The weighted mean in units of its own spread, freed of a share of each image's mean, ``(B, 1, H, W)``."""
         shares = self.weights / self.covariance.diagonal().clamp(min=MIN_VARIANCE).sqrt()
         # Not by a matrix product, which a GPU would round to bf16.
         spread = (shares[:, None] * self.covariance * shares).sum().clamp(min=MIN_VARIANCE).sqrt()
-        return F.softplus((standard * self.weights.view(-1, 1, 1)).sum(1, keepdim=True) / spread) * inside
+        fused = (standard * self.weights.view(-1, 1, 1)).sum(1, keepdim=True) / spread
+        if self.centring:
+            pixels = inside.sum((1, 2, 3), keepdim=True).clamp(min=1.0)
+            fused = fused - self.centring * (fused * inside).sum((1, 2, 3), keepdim=True) / pixels
+        return F.softplus(fused) * inside
 
     def _tops(self, standard: Tensor, heatmap: Tensor, inside: Tensor) -> Tensor:
         """How high each witness and the fused map rise in each image, ``(B, n + 1)``."""
         alone = F.softplus(standard) * inside
-        return torch.stack([top_mean(m, self.top) for m in (*alone.unbind(1), heatmap)], 1)
+        return torch.stack([self._rise(m, freed) for m, freed in zip((*alone.unbind(1), heatmap), self.freed, strict=True)], 1)
+
+    def _rise(self, heatmap: Tensor, freed: Tensor) -> Tensor:
+        """How high the highest pixels of each map rise above its mean, if it is to be ``freed`` of that, or above 0."""
+        return top_mean(heatmap, self.top) - freed * inner_mean(heatmap)
 
     def _tops_of(self, kept: Tensor) -> Tensor:
         """The tops of one kept image ``(n + 1, H, W)``: the maps of the witnesses, and where the anatomy is."""

@@ -15,8 +15,8 @@ Burned-in text is removed first, as far as it consists of thin bright strokes. M
 where it does not count as a shift (annotations.py). What the normals decide, such as how much grey values are varied in training
 and how bright an image is made before it is judged, is in rules.py.
 
-Heat-map: softplus of the fused map in units of its spread over normals, 0 outside the anatomy. Image score: half the top of
-the heat-map, half the mean of the witnesses' own tops; "overall" has a share beside both.
+Heat-map: softplus of the fused map in units of its spread over normals, 0 outside the anatomy. Image score: half how high the
+heat-map rises above its mean, half how high the witnesses' own maps do; "overall" has a share beside both.
 """
 
 import math
@@ -54,13 +54,13 @@ VISIBLE = 0.3  # a painted mark counts where it covers more of a pixel than this
 # Settings that change neither what is learned nor what is remembered: a trained stage is shared by runs that differ in them.
 AFTERWARDS = {
     "witnesses", "silent", "polarity", "overall", "overall_share", "symmetry", "exposure", "weights", "score_weights",
-    "map_share", "blur", "flips", "top", "spreads", "dmd",
+    "map_share", "centring", "blur", "flips", "top", "spreads", "dmd",
 }  # fmt: skip
 PATCHES_EACH = 10  # a sample that takes so many patches of each normal needs no more normals to fill a memory from
 QUICK = {
     "features": "embedded", "folds": 1, "mirror": False,
-    "steps": 500, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
-    "denoising_steps": 200, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
+    "steps": 900, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
+    "denoising_steps": 400, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
     "sample": 20_000, "weights": {"featured": 3.0, "memory": 2.0, "symmetry": 2.0, "tail": 4.0}, "score_weights": {"memory": 2.0},
 }  # fmt: skip
 
@@ -78,8 +78,10 @@ class Reshift(Detector):
         },
         "quick": {
             "data": {"holdout": "auto", "level": "auto"},
-            "train": {"batch": 8, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
+            # Batches of 4 and twice the steps teach more in the same time than batches of 8.
+            "train": {"batch": 4, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
             "model": QUICK,
+            "calibrate": {"training_sample": 100},
         },
     }
     marks: Tensor
@@ -95,7 +97,7 @@ class Reshift(Detector):
         self.dmd = DMD(s.dmd, size, channels) if RESTORATION in s.sources else nn.Identity()
         self.witnesses = nn.ModuleList(w for kind in s.present for w in self._build(kind, channels))
         kinds, heard = [str(w.kind) for w in self.witnesses], [self._heard(w) for w in self.witnesses]
-        shares = {"top": s.top, "map_share": s.map_share, "overall_share": s.share_of_overall}
+        shares = {"top": s.top, "map_share": s.map_share, "overall_share": s.share_of_overall, "centring": s.share_of_mean}
         self.fusion = Fusion(kinds, heard, s.map_weights, s.top_weights, **shares)
         self.register_buffer("marks", draw_marks() if s.marks else torch.empty(0), persistent=False)
 

@@ -11,6 +11,7 @@ WHOLE = 2.0  # images per subject; with fewer, an image shows a whole organ, not
 MIN_SYMMETRY = 0.25  # brains have 0.3 and more, chest X-rays and breast ultrasound less than 0.2
 UNIFORM = 0.3  # FLAIR has 0.22, T1 0.44 to 0.64, breast ultrasound 0.77, chest X-rays 0.57
 BRIGHTER = 1.25
+CENTRING = 0.5
 ALIKE = 0.12  # ARC has 0.07, IXI (one site) 0.11, NIH 0.18, LGG 0.21, BUSI 0.28
 
 
@@ -27,6 +28,7 @@ def decide(settings: ReshiftSettings, normals: Normals) -> dict[str, Any]:
         "symmetry": "on" if normals.symmetry >= MIN_SYMMETRY else "off",
         "polarity": "likely bright" if bright else "none",
         "exposure": BRIGHTER if bright else 1.0,
+        "centring": CENTRING,
         "photometry": "mild" if normals.grey_spread <= ALIKE else "strong",
     }
     return {name: value for name, value in values.items() if getattr(settings, name) == "auto"}

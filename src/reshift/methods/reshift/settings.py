@@ -77,6 +77,9 @@ class ReshiftSettings(Frozen):
     map_share: float = Field(0.5, ge=0.0, le=1.0)  # of the fused map in the image score; the rest is the witnesses'
     # Of the witness "overall" in the image score, where it is asked. auto: most, but less where normals are few.
     overall_share: AutoOrShare = "auto"
+    # Share of its mean inside the anatomy that a heat-map is freed of; if any, the score is freed of all of it. An image that is
+    # a little unlike normals everywhere lies elsewhere or comes from another scanner. auto: half.
+    centring: AutoOrShare = "auto"
     flips: bool = True  # trained witnesses also judge the mirrored image
     top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
     spreads: float = Field(3.5, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
@@ -134,6 +137,11 @@ class ReshiftSettings(Frozen):
     def share_of_overall(self) -> float:
         """Of the witness "overall" in the score."""
         return OVERALL_SHARE if self.overall_share == "auto" else self.overall_share
+
+    @property
+    def share_of_mean(self) -> float:
+        """That the heat-map is freed of; none in bundles from before there was such a setting."""
+        return 0.0 if self.centring == "auto" else self.centring
 
     @property
     def top_weights(self) -> dict[str, float]:
