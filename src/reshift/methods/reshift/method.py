@@ -62,6 +62,7 @@ QUICK = {
     "steps": 900, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
     "denoising_steps": 400, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
     "sample": 20_000, "weights": {"featured": 3.0, "memory": 2.0, "symmetry": 2.0, "tail": 4.0}, "score_weights": {"memory": 2.0},
+    "spreads": 2.75,
 }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ class ReshiftSettings(Frozen):
     centring: AutoOrShare = "auto"
     flips: bool = True  # trained witnesses also judge the mirrored image
     top: float = Field(0.005, gt=0.0, le=1.0)  # share of the pixels, the highest, that a score averages
-    spreads: float = Field(3.5, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
+    spreads: float = Field(3.0, gt=0.0)  # a pixel is abnormal so many spreads of normal pixels above their mean
     dmd: DMDSettings = DMDSettings(stage1_epochs=100, stage2_epochs=100)
 
     @model_validator(mode="before")
