@@ -47,10 +47,12 @@ def left_out() -> list[str]:
     return without(read("reshift-before"), {"all": "reshift", **{f"w/o {name}": f"w/o {name}" for name in names}})
 
 
-def left_out_quick() -> list[str]:
-    """What parts of the quick profile are worth."""
+def left_out_quick(state: str) -> list[str]:
+    """What parts of the quick profile are worth, for the seeds that all of its rows have."""
     names = ("featured", "memory", "denoising", "symmetry", "tail", "overall", "exposure")
-    return without(read("reshift"), {"all": "reshift, quick", **{f"w/o {name}": f"quick, w/o {name}" for name in names}})
+    rows, labels = read(state), {"all": "reshift, quick", **{f"w/o {name}": f"quick, w/o {name}" for name in names}}
+    seeds = {row["seed"] for row in rows if row["row"] == labels["w/o featured"]}
+    return without([row for row in rows if row["seed"] in seeds], labels)
 
 
 def without(rows: list[Row], labels: dict[str, str]) -> list[str]:

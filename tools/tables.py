@@ -200,7 +200,6 @@ TABLES: dict[str, Callable[[], list[str]]] = {
         fast_parts,
         full,
         left_out,
-        left_out_quick,
         quick,
         text,
         research,
@@ -209,6 +208,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 } | {
     "baselines-lgg_flair": partial(baselines, "lgg_flair"),
     "baselines-busi": partial(baselines, "busi"),
+    "left-out-quick": partial(left_out_quick, "reshift"),
+    "left-out-quick-before": partial(left_out_quick, "reshift-quick-before"),
 }
 
 
