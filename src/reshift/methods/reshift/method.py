@@ -60,9 +60,8 @@ PATCHES_EACH = 10  # a sample that takes so many patches of each normal needs no
 QUICK = {
     "features": "embedded", "folds": 1, "mirror": False,
     "steps": 900, "widths": [16, 32, 64, 128], "photometry": "mild", "blobs": 3, "smallest": 0.023,
-    "denoising_steps": 400, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048,
+    "denoising_steps": 400, "denoising_widths": [32, 64, 128], "denoising_grain": 2, "bank": 2048, "spreads": 2.75,
     "sample": 20_000, "weights": {"featured": 3.0, "memory": 2.0, "symmetry": 2.0, "tail": 4.0}, "score_weights": {"memory": 2.0},
-    "spreads": 2.75,
 }  # fmt: skip
 
 
@@ -79,7 +78,6 @@ class Reshift(Detector):
         },
         "quick": {
             "data": {"holdout": "auto", "level": "auto"},
-            # As fast as half the steps with batches of 8, and no worse: docs/research.md.
             "train": {"batch": 4, "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
             "model": QUICK,
             "calibrate": {"training_sample": 100},
